@@ -1,0 +1,1 @@
+"""Pure values and decisions: no storage, no clock, no randomness."""

@@ -1,0 +1,243 @@
+"""Arrow columns from and to numpy and Python lists, without a detour through pandas.
+
+``pyarrow.array`` and ``Array.to_numpy`` import pandas on first use, which takes longer than opening a
+repository. These functions build the same arrays from buffers. They know the types of our schemas only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+__all__ = [
+    "binary_from_numpy",
+    "bytes_at",
+    "conform",
+    "empty",
+    "from_numpy",
+    "from_values",
+    "indices",
+    "one_array",
+    "offsets_and_data",
+    "table_from_rows",
+    "to_numpy",
+    "validity",
+]
+
+_NUMPY = {
+    pa.uint8(): np.uint8,
+    pa.uint16(): np.uint16,
+    pa.uint32(): np.uint32,
+    pa.uint64(): np.uint64,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.float64(): np.float64,
+    pa.timestamp("us", "UTC"): np.int64,
+}
+
+
+def _bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    if valid is None or valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def from_numpy(
+    values: npt.NDArray[Any], arrow_type: pa.DataType, valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Wrap numbers as an Arrow array; ``valid`` is False where it is null."""
+    if arrow_type == pa.bool_():
+        data = np.packbits(values.astype(np.bool_), bitorder="little")
+    else:
+        data = np.ascontiguousarray(values, dtype=_NUMPY[arrow_type])
+    buffers = [_bitmap(valid), pa.py_buffer(data)]
+    return pa.Array.from_buffers(arrow_type, len(values), buffers)
+
+
+def indices(values: npt.NDArray[Any]) -> pa.Array:
+    """Row numbers, as ``take`` wants them."""
+    return from_numpy(values, pa.int64())
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """View numbers as numpy; nulls come out as whatever lies under them."""
+    if isinstance(array, pa.ChunkedArray):
+        parts = [to_numpy(chunk) for chunk in array.chunks]
+        if len(parts) == 1:
+            return parts[0]
+        dtype = np.bool_ if array.type == pa.bool_() else _NUMPY[array.type]
+        return np.concatenate(parts) if parts else np.empty(0, dtype)
+    start, stop = array.offset, array.offset + len(array)
+    data = array.buffers()[1]
+    if array.type == pa.bool_():
+        bits = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        return np.unpackbits(bits, bitorder="little")[start:stop].astype(np.bool_)
+    if data is None:
+        return np.zeros(len(array), _NUMPY[array.type])
+    return np.frombuffer(data, _NUMPY[array.type])[start:stop]
+
+
+def validity(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Tell for each value whether it is there."""
+    if isinstance(array, pa.ChunkedArray):
+        parts = [validity(chunk) for chunk in array.chunks]
+        return np.concatenate(parts) if parts else np.empty(0, np.bool_)
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.bool_)
+    bitmap = array.buffers()[0]
+    if array.null_count == 0 or bitmap is None:
+        return np.ones(len(array), np.bool_)
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    return bits[array.offset : array.offset + len(array)].astype(np.bool_)
+
+
+def binary_from_numpy(
+    offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8] | bytes, arrow_type: pa.DataType
+) -> pa.Array:
+    """Wrap offsets and bytes as a binary or string array without nulls."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(arrow_type, len(offsets) - 1, buffers)
+
+
+def offsets_and_data(
+    array: pa.Array,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """View a binary or string array as its offsets and its bytes."""
+    _, offsets, data = array.buffers()
+    if offsets is None:
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    where = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return where, np.frombuffer(data if data is not None else b"", np.uint8)
+
+
+def bytes_at(array: pa.Array, row: int) -> bytes:
+    """One value of a binary array."""
+    value: bytes = array[row].as_py()
+    return value
+
+
+def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Build an array of any type of our schemas from Python values; None is null."""
+    count = len(values)
+    valid = np.fromiter((value is not None for value in values), np.bool_, count)
+    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
+        parts = [
+            b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+            for value in values
+        ]
+        offsets = _offsets(len(part) for part in parts)
+        buffers = [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+        return pa.Array.from_buffers(arrow_type, count, buffers)
+    if pa.types.is_fixed_size_list(arrow_type):
+        size = arrow_type.list_size
+        flat = [item for value in values for item in (value if value is not None else [None] * size)]
+        children = [from_values(flat, arrow_type.value_type)]
+        return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
+    if pa.types.is_list(arrow_type):
+        flat = [item for value in values if value is not None for item in value]
+        offsets = _offsets(0 if value is None else len(value) for value in values)
+        children = [from_values(flat, arrow_type.value_type)]
+        buffers = [_bitmap(valid), pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(arrow_type, count, buffers, children=children)
+    if pa.types.is_struct(arrow_type):
+        children = [
+            from_values(
+                [None if value is None else value[field.name] for value in values]
+                if field.nullable
+                else [_blank(field.type) if value is None else value[field.name] for value in values],
+                field.type,
+            )
+            for field in (arrow_type.field(i) for i in range(arrow_type.num_fields))
+        ]
+        return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
+    numbers = [0 if value is None else value for value in values]
+    dtype = np.bool_ if arrow_type == pa.bool_() else _NUMPY[arrow_type]
+    return from_numpy(np.array(numbers, dtype), arrow_type, valid)
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """All of a column as a single array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else empty(column.type)
+
+
+def empty(arrow_type: pa.DataType) -> pa.Array:
+    """Make an array of a type with nothing in it."""
+    return from_values([], arrow_type)
+
+
+def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """Cast nested columns between our widths.
+
+    Arrow's own cast refuses what its Parquet reader gives: nulls in a field that may not be null, below
+    a parent that is null.
+    """
+    if pa.types.is_struct(arrow_type):
+        children = []
+        for i in range(arrow_type.num_fields):
+            field = arrow_type.field(i)
+            child = conform(array.field(i), field.type)
+            children.append(child if field.nullable else _without_nulls(child))
+        return pa.Array.from_buffers(
+            arrow_type, len(array), [_bitmap(validity(array))], children=children
+        )
+    if pa.types.is_fixed_size_list(arrow_type):
+        child = conform(array.flatten(), arrow_type.value_type)
+        return pa.Array.from_buffers(arrow_type, len(array), [None], children=[child])
+    if pa.types.is_list(arrow_type):
+        offsets = to_numpy(array.offsets) if len(array) else np.zeros(1, np.int32)
+        child = conform(array.flatten(), arrow_type.value_type)
+        assert len(child) == offsets[-1] - offsets[0], "a null list has contents"
+        buffers = [_bitmap(validity(array)), pa.py_buffer(offsets - offsets[0])]
+        return pa.Array.from_buffers(arrow_type, len(array), buffers, children=[child])
+    return array if array.type == arrow_type else array.cast(arrow_type)
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    """Forget which values are null, where the parent is null and nobody looks."""
+    if array.null_count == 0:
+        return array
+    children = []
+    if pa.types.is_struct(array.type):
+        children = [array.field(i) for i in range(array.type.num_fields)]
+    elif pa.types.is_list(array.type):
+        offsets = to_numpy(array.offsets)
+        child = array.flatten()
+        buffers = [None, pa.py_buffer(offsets - offsets[0])]
+        return pa.Array.from_buffers(array.type, len(array), buffers, children=[child])
+    if children:
+        return pa.Array.from_buffers(array.type, len(array), [None], children=children)
+    return pa.Array.from_buffers(
+        array.type, len(array), [None, *array.buffers()[1:]], offset=array.offset
+    )
+
+
+def _blank(arrow_type: pa.DataType) -> Any:
+    """Stand in for a value under a null parent where the field itself may not be null."""
+    if pa.types.is_struct(arrow_type):
+        fields = (arrow_type.field(i) for i in range(arrow_type.num_fields))
+        return {field.name: _blank(field.type) for field in fields}
+    if pa.types.is_list(arrow_type):
+        return []
+    return "" if pa.types.is_string(arrow_type) else b"" if pa.types.is_binary(arrow_type) else 0
+
+
+def _offsets(lengths: Iterable[int]) -> npt.NDArray[np.int32]:
+    counted = np.fromiter(lengths, np.int64)
+    offsets = np.zeros(len(counted) + 1, np.int32)
+    np.cumsum(counted, out=offsets[1:])
+    return offsets
+
+
+def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Build a table from dictionaries that have every column."""
+    columns = [from_values([row[field.name] for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,299 @@
+"""Whether two sets of changes go together: decided on what was done, not on what it looks like now.
+
+``ours`` is what a session has not committed, ``theirs`` what one commit did that the session has not seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core.coords import decode_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+
+__all__ = [
+    "BasicConflictSolver",
+    "Conflict",
+    "ConflictDetector",
+    "ConflictSolver",
+    "ConflictType",
+    "Resolution",
+    "VersionSelection",
+    "conflicts",
+]
+
+MOST_LISTED = 1000
+"""How many chunks a conflict names at most; it counts all."""
+
+
+class ConflictType(Enum):
+    """Why two sets of changes do not go together."""
+
+    NewNodeConflictsWithExistingNode = 1
+    NewNodeInInvalidGroup = 2
+    ZarrMetadataDoubleUpdate = 3
+    ZarrMetadataUpdateOfDeletedArray = 4
+    ZarrMetadataUpdateOfDeletedGroup = 5
+    ChunkDoubleUpdate = 6
+    ChunksUpdatedInDeletedArray = 7
+    ChunksUpdatedInUpdatedArray = 8
+    DeleteOfUpdatedArray = 9
+    DeleteOfUpdatedGroup = 10
+    MoveOperationCannotBeRebased = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """One reason why a rebase is not possible as it is."""
+
+    conflict_type: ConflictType
+    path: str
+    node_id: int | None = None
+    conflicted_chunks: tuple[tuple[int, ...], ...] | None = None
+    """The first of the chunks that both wrote."""
+    chunk_count: int | None = None
+
+
+class VersionSelection(Enum):
+    """Which side a conflict is settled for."""
+
+    Fail = 0
+    UseOurs = 1
+    UseTheirs = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What a solver makes of conflicts."""
+
+    unsolved: tuple[Conflict, ...] = ()
+    drop_chunks_of: frozenset[int] = frozenset()
+    """Arrays in which our writes of the chunks that they wrote too are dropped."""
+
+
+class ConflictSolver(ABC):
+    """Decides what to do about conflicts."""
+
+    @abstractmethod
+    def solve(self, found: tuple[Conflict, ...]) -> Resolution:
+        """Settle conflicts, or give them back unsolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictDetector(ConflictSolver):
+    """Settles nothing: a rebase succeeds only where there is no conflict."""
+
+    def solve(self, found: tuple[Conflict, ...]) -> Resolution:
+        """Give every conflict back."""
+        return Resolution(unsolved=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasicConflictSolver(ConflictSolver):
+    """Settles chunks written by both, and deletions of what they updated.
+
+    Parameters
+    ----------
+    on_chunk_conflict
+        Whose chunk stays where both wrote one.
+    fail_on_delete_of_updated_array, fail_on_delete_of_updated_group
+        Whether deleting what they updated is a conflict.
+    """
+
+    on_chunk_conflict: VersionSelection = VersionSelection.UseOurs
+    fail_on_delete_of_updated_array: bool = False
+    fail_on_delete_of_updated_group: bool = False
+
+    def solve(self, found: tuple[Conflict, ...]) -> Resolution:
+        """Settle what the settings allow."""
+        failing = {
+            ConflictType.ChunkDoubleUpdate: self.on_chunk_conflict is VersionSelection.Fail,
+            ConflictType.DeleteOfUpdatedArray: self.fail_on_delete_of_updated_array,
+            ConflictType.DeleteOfUpdatedGroup: self.fail_on_delete_of_updated_group,
+        }
+        dropped = (
+            conflict.node_id
+            for conflict in found
+            if conflict.conflict_type is ConflictType.ChunkDoubleUpdate
+            and self.on_chunk_conflict is VersionSelection.UseTheirs
+            and conflict.node_id is not None
+        )
+        return Resolution(
+            unsolved=tuple(c for c in found if failing.get(c.conflict_type, True)),
+            drop_chunks_of=frozenset(dropped),
+        )
+
+
+def conflicts(
+    ours: TransactionLog,
+    theirs: TransactionLog,
+    coords_of: Callable[[int, BulkWrite], Iterable[bytes]],
+) -> tuple[Conflict, ...]:
+    """Find every reason why ``ours`` cannot simply follow ``theirs``.
+
+    ``coords_of`` gives the coordinates of a bulk write whose extent has holes.
+    """
+    if theirs.moved or ours.moved:
+        moved = (theirs.moved or ours.moved)[0]
+        return (
+            Conflict(
+                conflict_type=ConflictType.MoveOperationCannotBeRebased,
+                path=moved[1],
+                node_id=moved[0].id,
+            ),
+        )
+    found = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
+    for node_id, changes in sorted(ours.chunks.items()):
+        found += _of_chunks(ours.names[node_id], changes, theirs, coords_of)
+    return (*found, *_of_deletions(ours, theirs))
+
+
+def _of(kind: ConflictType, node: NodeName) -> Conflict:
+    return Conflict(conflict_type=kind, path=node.path, node_id=node.id)
+
+
+def _above(path: str) -> list[str]:
+    """Paths of everything above a node."""
+    parts = path.split("/")[1:]
+    return ["/", *("/" + "/".join(parts[:n]) for n in range(1, len(parts)))] if path != "/" else []
+
+
+def _of_new_nodes(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
+    taken = {node.path for node in theirs.created}
+    arrays = {node.path for node in theirs.created if node.type == "array"}
+    below = {above for node in theirs.created for above in _above(node.path)}
+    found = []
+    for node in ours.created:
+        if node.path in taken:
+            found.append(_of(ConflictType.NewNodeConflictsWithExistingNode, node))
+        elif arrays.intersection(_above(node.path)) or (
+            node.type == "array" and node.path in below
+        ):
+            found.append(_of(ConflictType.NewNodeInInvalidGroup, node))
+    return found
+
+
+def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
+    updated = _updated(theirs)
+    deleted = {node.id for node in theirs.deleted}
+    found = []
+    for node in _updated(ours).values():
+        if node.id in updated:
+            found.append(_of(ConflictType.ZarrMetadataDoubleUpdate, node))
+        if node.id in deleted:
+            array = node.type == "array"
+            kind = (
+                ConflictType.ZarrMetadataUpdateOfDeletedArray
+                if array
+                else ConflictType.ZarrMetadataUpdateOfDeletedGroup
+            )
+            found.append(_of(kind, node))
+    return found
+
+
+def _updated(log: TransactionLog) -> Mapping[int, NodeName]:
+    return {node.id: node for node in (*log.updated_metadata, *log.updated_attributes)}
+
+
+def _of_chunks(
+    node: NodeName,
+    changes: ChunkChanges,
+    theirs: TransactionLog,
+    coords_of: Callable[[int, BulkWrite], Iterable[bytes]],
+) -> list[Conflict]:
+    if node.id in {gone.id for gone in theirs.deleted}:
+        return [_of(ConflictType.ChunksUpdatedInDeletedArray, node)]
+    if node.id in {created.id for created in theirs.created}:
+        return []  # an id given out twice; ours is given another
+    found = []
+    if node.id in _updated(theirs):
+        found.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
+    if node.id in theirs.chunks:
+        chunks, count = _both(changes, theirs.chunks[node.id], lambda b: coords_of(node.id, b))
+        if count:
+            found.append(
+                Conflict(
+                    conflict_type=ConflictType.ChunkDoubleUpdate,
+                    path=node.path,
+                    node_id=node.id,
+                    conflicted_chunks=tuple(chunks),
+                    chunk_count=count,
+                )
+            )
+    return found
+
+
+def _both(
+    mine: ChunkChanges,
+    other: ChunkChanges,
+    coords_of: Callable[[BulkWrite], Iterable[bytes]],
+) -> tuple[list[tuple[int, ...]], int]:
+    """Find the chunks that both wrote or deleted: the first of them, and how many."""
+    my_coords, my_boxes = _parts(mine, other, coords_of)
+    their_coords, their_boxes = _parts(other, mine, coords_of)
+    single = {decode_one(coord) for coord in my_coords & their_coords}
+    single |= {c for c in map(decode_one, my_coords) if _in_any(c, their_boxes)}
+    single |= {c for c in map(decode_one, their_coords) if _in_any(c, my_boxes)}
+    listed, count = sorted(single), len(single)
+    for a in my_boxes:
+        for b in their_boxes:
+            low = tuple(max(x[0], y[0]) for x, y in zip(a, b, strict=True))
+            high = tuple(min(x[1], y[1]) for x, y in zip(a, b, strict=True))
+            if all(x < y for x, y in zip(low, high, strict=True)):
+                listed.append(low)
+                size = 1
+                for x, y in zip(low, high, strict=True):
+                    size *= y - x
+                count += size
+    return listed[:MOST_LISTED], count
+
+
+def _parts(
+    changes: ChunkChanges,
+    other: ChunkChanges,
+    coords_of: Callable[[BulkWrite], Iterable[bytes]],
+) -> tuple[set[bytes], list[Extent]]:
+    """Take chunks as single coordinates and as full boxes; a box with holes only where it matters."""
+    single = {*changes.written, *changes.deleted}
+    boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
+    for bulk in changes.bulk:
+        if not bulk.is_dense and _may_meet(bulk.extent, other):
+            single.update(coords_of(bulk))
+    return single, boxes
+
+
+def _may_meet(extent: Extent, other: ChunkChanges) -> bool:
+    points = (decode_one(coord) for coord in (*other.written, *other.deleted))
+    return any(_meet(extent, bulk.extent) for bulk in other.bulk) or any(
+        _in_any(point, [extent]) for point in points
+    )
+
+
+def _meet(a: Extent, b: Extent) -> bool:
+    return all(x[0] < y[1] and y[0] < x[1] for x, y in zip(a, b, strict=True))
+
+
+def _in_any(coord: tuple[int, ...], boxes: Iterable[Extent]) -> bool:
+    return any(
+        all(start <= index < stop for index, (start, stop) in zip(coord, box, strict=True))
+        for box in boxes
+    )
+
+
+def _of_deletions(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
+    touched = {*_updated(theirs), *theirs.chunks}
+    below = {above for node in theirs.created for above in _above(node.path)}
+    found = []
+    for node in ours.deleted:
+        if node.type == "array" and node.id in touched:
+            found.append(_of(ConflictType.DeleteOfUpdatedArray, node))
+        elif node.type == "group" and (node.id in touched or node.path in below):
+            found.append(_of(ConflictType.DeleteOfUpdatedGroup, node))
+    return found

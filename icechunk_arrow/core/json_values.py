@@ -1,0 +1,134 @@
+"""JSON values: the exact bytes, the exact value, and when two are the same.
+
+Owns what JSON and Python disagree on: NaN, equality of 1 and true, halves of surrogate pairs,
+members that come twice, depth. Must not know Zarr.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+from icechunk_arrow.errors import InvalidInputError
+
+__all__ = [
+    "decode_json",
+    "encode_json",
+    "is_finite",
+    "kind_of",
+    "parse_json",
+    "same_json",
+    "without_surrogates",
+]
+
+_MAX_DEPTH = 400  # json itself gives up near a thousand levels of brackets, less the caller's own
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def encode_json(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Encode a JSON value as compact UTF-8.
+
+    JSON strings can hold half a surrogate pair, UTF-8 cannot: such a half stays an escape.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # they stand in strings only, so an escape is always right
+        return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text).encode()
+
+
+def decode_json(data: bytes) -> Any:
+    """Decode JSON bytes of our own; a ValueError where they are none."""
+    try:
+        return json.loads(data.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_json(data: bytes) -> Any:
+    """Decode JSON that somebody wrote: no member twice, and not too deep to be written again.
+
+    Raises
+    ------
+    InvalidInputError
+        With what is wrong, and without a name of the thing, which the caller knows.
+    """
+    too_deep = f"it is nested more than {_MAX_DEPTH} levels deep; make it flatter"
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique_members)
+    except InvalidInputError:
+        raise
+    except RecursionError:
+        raise InvalidInputError(too_deep) from None
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"it is not UTF-8 text ({error}); write JSON in UTF-8") from None
+    except ValueError as error:
+        raise InvalidInputError(f"it is not JSON ({error}); write one JSON object") from None
+    deep = data.count(b"[") + data.count(b"{") > _MAX_DEPTH  # may be: counts those in strings too
+    if deep and isinstance(value, (dict, list)) and _is_deeper(value, _MAX_DEPTH):
+        raise InvalidInputError(too_deep)
+    return value
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same: 1, 1.0 and true differ, the order of members does not.
+
+    NaN is the same as NaN, and 0.0 is not the same as -0.0.
+    """
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a JSON value holds no NaN and no infinity."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def kind_of(value: object) -> str:
+    """Say what a JSON value is, for messages."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case str():
+            return "a string"
+        case _:
+            return "a number"
+
+
+def without_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, which UTF-8 and so Parquet cannot hold."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its members, none of which may come twice."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidInputError(f"the member {twice!r} comes twice in one object; keep one of them")
+    return members
+
+
+def _is_deeper(value: dict[str, Any] | list[Any], limit: int) -> bool:
+    """Whether a JSON value opens more than so many brackets inside one another."""
+    containers = [value]
+    for _ in range(limit):
+        containers = [
+            inner
+            for container in containers
+            for inner in (container.values() if isinstance(container, dict) else container)
+            if isinstance(inner, (dict, list))
+        ]
+    return bool(containers)
