@@ -1,0 +1,311 @@
+"""What every Parquet file of ours carries around its rows: identification, digest, checks.
+
+Specification: schemas/README.md#envelope
+
+A file is ordinary Parquet. In the footer's key-value metadata stand the 27 identification bytes and the same
+facts as text. Just before the footer, where other readers see a gap, stands the seal: where each row group
+ends and its CRC-32C, the file's own id, and a SHA-256 over all of this and the footer. So whoever reads with
+this module checks every byte that it uses before a Parquet reader sees it.
+
+Owns the seal and the identification; knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
+from icechunk_arrow.formats.layout import FileKind, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+__all__ = [
+    "IMPLEMENTATION",
+    "SPEC_VERSION",
+    "Sealed",
+    "header_metadata",
+    "open_seal",
+    "read_row_groups",
+    "read_whole",
+    "seal_needs",
+    "write",
+]
+
+MAGIC = bytes.fromhex("494345f09fa78a4348554e4b")
+IMPLEMENTATION = "ica-0.1.0"
+SPEC_VERSION = 1
+_KINDS = {
+    FileKind.STRUCTURE: (1, "snapshot"),
+    FileKind.MANIFEST: (2, "manifest"),
+    FileKind.ATTRIBUTES: (3, "attributes"),
+    FileKind.TRANSACTION: (4, "transaction-log"),
+}
+_ZSTD = 1
+_HEADER_BYTES = 27
+_HEADER = "icechunk.header"
+
+_PARQUET_MAGIC = b"PAR1"
+_SEAL_MAGIC = b"ICASEAL\x01"
+_ENTRY = np.dtype([("end", "<u8"), ("crc32c", "<u4")])
+_TRAILER = struct.Struct("<8s20sII32s")
+"""Magic, file id, number of row groups, length of the footer, SHA-256."""
+_FOOTER_END = 8
+_MAX_FOOTER_BYTES = 1 << 30
+
+
+def _header(kind: FileKind) -> bytes:
+    number, _ = _KINDS[kind]
+    writer = IMPLEMENTATION.encode().ljust(12)
+    return MAGIC + writer + bytes([SPEC_VERSION, number, _ZSTD])
+
+
+def header_metadata(kind: FileKind) -> dict[str, str]:
+    """State the identification in words, all ASCII: for footers and for object metadata."""
+    return {
+        "icechunk.magic": MAGIC.hex(),
+        "icechunk.implementation": IMPLEMENTATION,
+        "icechunk.spec-version": str(SPEC_VERSION),
+        "icechunk.file-type": _KINDS[kind][1],
+        "icechunk.compression": "zstd",
+    }
+
+
+def write(  # noqa: PLR0913 -- each is one fact of a file, named at the call
+    table: pa.Table,
+    *,
+    kind: FileKind,
+    identifier: str,
+    facts: Mapping[str, str],
+    boundaries: Sequence[int],
+    settings: Mapping[str, Any],
+) -> bytes:
+    """Encode rows as a sealed Parquet file; ``boundaries`` are the row numbers at which groups end."""
+    sink = io.BytesIO()
+    writer = pq.ParquetWriter(
+        sink,
+        table.schema,
+        version="2.6",
+        compression="zstd",
+        write_page_checksum=True,
+        use_compliant_nested_type=False,  # list items are named "item", as documented
+        **settings,
+    )
+    ends: list[int] = []
+    start = 0
+    for stop in boundaries:
+        writer.write_table(table.slice(start, stop - start), row_group_size=max(stop - start, 1))
+        ends.append(sink.tell())
+        start = stop
+    assert start == table.num_rows
+    writer.add_key_value_metadata(
+        {_HEADER: _header(kind).decode(), **header_metadata(kind), **facts}
+    )
+    writer.close()
+    return _seal(sink.getbuffer(), identifier, ends)
+
+
+def _seal(parquet: memoryview, identifier: str, ends: list[int]) -> bytes:
+    footer_length = int.from_bytes(parquet[-8:-4], "little")
+    at = len(parquet) - _FOOTER_END - footer_length
+    entries = np.zeros(len(ends), _ENTRY)
+    start = len(_PARQUET_MAGIC)
+    for i, end in enumerate(ends):
+        entries[i] = (end, _crc32c(parquet[start:end]))
+        start = end
+    fixed = (_SEAL_MAGIC, identifier.encode("ascii"), len(ends), footer_length)
+    digest = hashlib.sha256()
+    for part in (entries.tobytes(), _TRAILER.pack(*fixed, b"")[:-32], parquet[at:]):
+        digest.update(part)
+    trailer = _TRAILER.pack(*fixed, digest.digest())
+    return b"".join([parquet[:at], entries.tobytes(), trailer, parquet[at:]])
+
+
+def _crc32c(data: bytes | memoryview) -> int:
+    value: int = google_crc32c.value(bytes(data))
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """The end of a file, checked: what it is, and where its row groups stand."""
+
+    key: str
+    metadata: pq.FileMetaData
+    facts: dict[str, str]
+    row_group_ends: npt.NDArray[np.uint64]
+    row_group_crcs: npt.NDArray[np.uint32]
+    size_bytes: int
+
+    @property
+    def row_group_count(self) -> int:
+        """How many row groups the file has."""
+        return len(self.row_group_ends)
+
+    def byte_range(self, first: int, last: int) -> tuple[int, int]:
+        """Where row groups ``first`` to ``last`` (inclusive) stand: start and stop."""
+        start = int(self.row_group_ends[first - 1]) if first else len(_PARQUET_MAGIC)
+        return start, int(self.row_group_ends[last])
+
+    def fact(self, name: str) -> str:
+        """One entry of the footer's key-value metadata."""
+        if name not in self.facts:
+            raise CorruptFileError(f"{self.key} is damaged: its footer has no {name!r}", key=self.key)
+        return self.facts[name]
+
+
+def _damaged(key: str, fact: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{key} is damaged: {fact}. Restore the file from a copy, or open an earlier snapshot.",
+        key=key,
+    )
+
+
+def seal_needs(tail: bytes, size_bytes: int, key: str) -> int:
+    """How many bytes of the file's end :func:`open_seal` wants, given a first look at some of them."""
+    if size_bytes < _FOOTER_END + _TRAILER.size + len(_PARQUET_MAGIC) or len(tail) < _FOOTER_END:
+        raise _damaged(key, f"it has only {size_bytes} bytes")
+    if tail[-4:] != _PARQUET_MAGIC:
+        raise _damaged(key, "it does not end like a Parquet file; it may be cut")
+    footer_length = int.from_bytes(tail[-8:-4], "little")
+    sealed = _FOOTER_END + footer_length + _TRAILER.size
+    if sealed + len(_PARQUET_MAGIC) > size_bytes or footer_length > _MAX_FOOTER_BYTES:
+        raise _damaged(key, f"its footer would be {footer_length} bytes long")
+    if len(tail) < sealed:
+        return sealed
+    count = _TRAILER.unpack_from(tail, len(tail) - sealed)[2]
+    needs: int = sealed + count * _ENTRY.itemsize
+    if needs + len(_PARQUET_MAGIC) > size_bytes:
+        raise _damaged(key, "the block before its footer is not one of ours")
+    return needs
+
+
+def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> Sealed:
+    """Check the end of a file and read its footer; ``tail`` is at least what :func:`seal_needs` says."""
+    key = key_of(kind, identifier)
+    needs = seal_needs(tail, size_bytes, key)
+    assert len(tail) >= needs
+    footer_length = int.from_bytes(tail[-8:-4], "little")
+    footer = tail[len(tail) - _FOOTER_END - footer_length :]
+    trailer_at = len(tail) - _FOOTER_END - footer_length - _TRAILER.size
+    magic, name, count, length, digest = _TRAILER.unpack_from(tail, trailer_at)
+    entries = tail[len(tail) - needs : trailer_at]
+    if magic != _SEAL_MAGIC:
+        raise _damaged(key, "the seal before its footer is missing or altered")
+    hashed = hashlib.sha256(entries)
+    hashed.update(tail[trailer_at : trailer_at + _TRAILER.size - len(digest)])
+    hashed.update(footer)
+    if hashed.digest() != digest or length != footer_length:
+        raise _damaged(key, "its footer does not match its digest")
+    metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+    facts = {k.decode(): v.decode() for k, v in (metadata.metadata or {}).items()}
+    _check_header(facts, kind, key)
+    if name != identifier.encode("ascii"):
+        raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
+    table = np.frombuffer(entries, _ENTRY)
+    if metadata.num_row_groups != count:
+        raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
+    return Sealed(
+        key=key,
+        metadata=metadata,
+        facts=facts,
+        row_group_ends=table["end"],
+        row_group_crcs=table["crc32c"],
+        size_bytes=size_bytes,
+    )
+
+
+def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
+    header = facts.get(_HEADER, "").encode()
+    if len(header) != _HEADER_BYTES or not header.startswith(MAGIC):
+        raise _damaged(key, "its footer carries no identification")
+    version, number = header[24], header[25]
+    if version == 0 or version > SPEC_VERSION:
+        raise UnsupportedFormatError(
+            f"{key} was written in version {version} of the format by "
+            f"{header[12:24].decode().strip()!r}; this is {IMPLEMENTATION!r}, which reads up to "
+            f"version {SPEC_VERSION}. Install a newer icechunk-arrow.",
+            key=key,
+        )
+    if number != _KINDS[kind][0]:
+        found = {code: word for code, word in _KINDS.values()}.get(number, f"type {number}")
+        raise CorruptFileError(f"{key} is a {found} file where a {kind.label} belongs", key=key)
+
+
+class _Window(io.RawIOBase):
+    """A few row groups' bytes, readable at the positions they have in the file."""
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self._data, self._start, self._at = memoryview(data), start, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        assert whence in {0, 1, 2}
+        base = (0, self._at, self._start + len(self._data))[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._at - self._start
+        assert at >= 0
+        data = bytes(self._data[at:] if size < 0 else self._data[at : at + size])
+        self._at += len(data)
+        return data
+
+
+def read_row_groups(
+    sealed: Sealed,
+    groups: Sequence[int],
+    data: bytes | memoryview,
+    *,
+    columns: Sequence[str] | None = None,
+    dictionaries: Iterable[str] = (),
+) -> pa.Table:
+    """Decode neighbouring row groups from their bytes, checked first."""
+    start, stop = sealed.byte_range(groups[0], groups[-1])
+    view = memoryview(data)
+    if len(view) != stop - start:
+        raise _damaged(sealed.key, f"it ends within row group {groups[-1]}")
+    for group in groups:
+        first, last = sealed.byte_range(group, group)
+        if _crc32c(view[first - start : last - start]) != int(sealed.row_group_crcs[group]):
+            raise _damaged(sealed.key, f"the bytes of row group {group} do not match their checksum")
+    parquet = pq.ParquetFile(
+        _Window(view, start),
+        metadata=sealed.metadata,
+        page_checksum_verification=True,
+        pre_buffer=False,
+        read_dictionary=list(dictionaries),
+    )
+    return parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
+
+
+def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:
+    """Check and decode a file of which all bytes are at hand."""
+    sealed = open_seal(data, len(data), kind, identifier)
+    if data[:4] != _PARQUET_MAGIC:
+        raise _damaged(sealed.key, "it does not begin like a Parquet file")
+    groups = range(sealed.row_group_count)
+    if not groups:
+        return sealed, sealed.metadata.schema.to_arrow_schema().empty_table()
+    start, stop = sealed.byte_range(groups[0], groups[-1])
+    return sealed, read_row_groups(sealed, groups, memoryview(data)[start:stop])

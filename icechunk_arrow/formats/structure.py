@@ -1,0 +1,519 @@
+"""Structure files (``s/<id>.parquet``): one snapshot, one row per node.
+
+Specification: schemas/README.md#structure-file
+
+Owns the schema in both widths, the writer's settings, and the snapshot's facts in the footer. Rows are in the
+order of their paths. In memory the rows are always of the wide schema, with the row counts of the inventories
+beside them; whatever a commit does not touch goes from file to file as columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icechunk_arrow.core.columns import conform, from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.documents import ArrayColumns
+from icechunk_arrow.core.snapshot import (
+    NO_INVENTORIES,
+    AttributesRef,
+    Inventories,
+    Node,
+    Snapshot,
+    SnapshotFacts,
+    SnapshotInfo,
+)
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats import envelope
+from icechunk_arrow.formats.layout import FileKind, file_id, file_name
+from icechunk_arrow.formats.times import decode_time, encode_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_arrow.formats.envelope import Sealed
+
+__all__ = [
+    "KIND",
+    "SCHEMA",
+    "WIDE_SCHEMA",
+    "decode",
+    "decode_facts",
+    "empty_snapshot",
+    "encode",
+    "manifest_row_counts",
+    "tenant_ids",
+    "tenants",
+    "with_changes",
+]
+
+KIND = FileKind.STRUCTURE
+_FACTS = "icechunk.snapshot"
+_EXTENSIONS = "icechunk.extensions"
+_WIDTH = "icechunk.width"
+_ROW_COUNTS = "row_counts"
+
+
+def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
+    numbers = pa.list_(number)
+    grid = pa.struct(
+        [
+            pa.field("name", pa.string(), nullable=False),
+            pa.field(
+                "configuration",
+                pa.struct([pa.field("chunk_shape", numbers, nullable=False)]),
+                nullable=False,
+            ),
+        ]
+    )
+    key_encoding = pa.struct(
+        [
+            pa.field("name", pa.string(), nullable=False),
+            pa.field(
+                "configuration",
+                pa.struct([pa.field("separator", pa.string(), nullable=False)]),
+                nullable=False,
+            ),
+        ]
+    )
+    codec = pa.struct(
+        [pa.field("name", pa.string(), nullable=False), pa.field("configuration", pa.binary())]
+    )
+    array = pa.struct(
+        [
+            pa.field("shape", numbers, nullable=False),
+            pa.field("data_type", pa.string(), nullable=False),
+            pa.field("fill_value", pa.binary()),
+            pa.field("dimension_names", pa.list_(pa.string())),
+            pa.field("chunk_grid", grid, nullable=False),
+            pa.field("chunk_key_encoding", key_encoding, nullable=False),
+            pa.field("codecs", pa.list_(codec)),
+        ]
+    )
+    attributes = pa.struct(
+        [
+            pa.field("attrs_file", pa.string(), nullable=False),
+            pa.field("row", number, nullable=False),
+            pa.field("flags", pa.uint16()),
+        ]
+    )
+    inventory = pa.struct(
+        [
+            pa.field("inventory_file", pa.string(), nullable=False),
+            pa.field("row", number, nullable=False),
+            pa.field("extent", pa.list_(pa.list_(number, 2)), nullable=False),
+            pa.field("flags", pa.uint16()),
+        ]
+    )
+
+    def column(name: str, arrow_type: pa.DataType, meaning: str, *, null: bool = True) -> pa.Field:
+        metadata = {"description": meaning} if meaning else None
+        return pa.field(name, arrow_type, nullable=null, metadata=metadata)
+
+    return pa.schema(
+        [
+            column("id", identifier, "unique identifier for the node", null=False),
+            column("type", pa.string(), "array or group", null=False),
+            column("path", pa.string(), "path to the node within the store", null=False),
+            column("array_metadata", array, "All the Zarr array metadata"),
+            column("inline_attrs", pa.binary(), "user-defined attributes, stored inline with this entry"),
+            column(
+                "attrs_reference",
+                attributes,
+                "user-defined attributes, stored in a separate attributes file",
+            ),
+            column("inventories", pa.list_(inventory), ""),
+        ]
+    )  # fmt: skip
+
+
+SCHEMA = _make_schema(pa.uint16(), pa.uint16())
+WIDE_SCHEMA = _make_schema(pa.uint64(), pa.uint32())
+_MEMORY_SCHEMA = WIDE_SCHEMA.append(pa.field(_ROW_COUNTS, pa.list_(pa.uint64())))
+
+
+def _array_metadata(columns: ArrayColumns) -> dict[str, Any]:
+    return {
+        "shape": columns.shape,
+        "data_type": columns.data_type,
+        "fill_value": columns.fill_value,
+        "dimension_names": columns.dimension_names,
+        "chunk_grid": {
+            "name": columns.grid_name,
+            "configuration": {"chunk_shape": columns.chunk_shape},
+        },
+        "chunk_key_encoding": {
+            "name": columns.key_encoding_name,
+            "configuration": {"separator": columns.separator},
+        },
+        "codecs": [{"name": name, "configuration": value} for name, value in columns.codecs],
+    }
+
+
+def _rows_of(nodes: Sequence[Node]) -> pa.Table:
+    """Put nodes into rows of the memory schema."""
+    arrays = {
+        "id": from_values([n.id for n in nodes], pa.uint32()),
+        "type": from_values([n.type for n in nodes], pa.string()),
+        "path": from_values([n.path for n in nodes], pa.string()),
+        "array_metadata": from_values(
+            [None if n.columns is None else _array_metadata(n.columns) for n in nodes],
+            _MEMORY_SCHEMA.field("array_metadata").type,
+        ),
+        "inline_attrs": from_values([n.attributes for n in nodes], pa.binary()),
+        "attrs_reference": from_values(
+            [
+                None if ref is None
+                else {"attrs_file": file_name(ref.identifier), "row": ref.row, "flags": None}
+                for ref in (n.attributes_ref for n in nodes)
+            ],
+            _MEMORY_SCHEMA.field("attrs_reference").type,
+        ),
+        "inventories": _inventory_column(nodes),
+        _ROW_COUNTS: _lists(
+            nodes,
+            from_numpy(_joined([n.inventories.row_counts for n in nodes], np.uint64), pa.uint64()),
+            pa.list_(pa.uint64()),
+        ),
+    }  # fmt: skip
+    return pa.Table.from_arrays([arrays[f.name] for f in _MEMORY_SCHEMA], schema=_MEMORY_SCHEMA)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+
+
+def _lists(nodes: Sequence[Node], child: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """Split a column of all nodes' inventory entries into one list per array; groups have null."""
+    offsets = np.zeros(len(nodes) + 1, np.int32)
+    np.cumsum([len(node.inventories) for node in nodes], out=offsets[1:])
+    valid = np.array([node.is_array for node in nodes], np.bool_)
+    bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(
+        arrow_type, len(nodes), [bitmap, pa.py_buffer(offsets)], children=[child]
+    )
+
+
+def _inventory_column(nodes: Sequence[Node]) -> pa.Array:
+    kinds = [node.inventories for node in nodes]
+    count = sum(len(inventories) for inventories in kinds)
+    struct_type = _MEMORY_SCHEMA.field("inventories").type.value_type
+    extents = [np.stack([i.starts, i.stops], axis=2) for i in kinds if len(i)]
+    lengths = _joined([np.full(len(i), i.starts.shape[1]) for i in kinds], np.int64)
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    numbers = from_numpy(_joined([e.reshape(-1) for e in extents], np.uint64), pa.uint64())
+    pairs = pa.Array.from_buffers(
+        pa.list_(pa.uint64(), 2), int(offsets[-1]), [None], children=[numbers]
+    )
+    extent_type = pa.list_(pa.list_(pa.uint64(), 2))
+    children = [
+        from_values([file_name(m) for i in kinds for m in i.manifests], pa.string()),
+        from_numpy(_joined([i.rows for i in kinds], np.uint64), pa.uint64()),
+        pa.Array.from_buffers(
+            extent_type, count, [None, pa.py_buffer(offsets)], children=[pairs]
+        ),
+        from_numpy(_joined([i.flags for i in kinds], np.uint16), pa.uint16()),
+    ]
+    entries = pa.Array.from_buffers(struct_type, count, [None], children=children)
+    return _lists(nodes, entries, pa.list_(struct_type))
+
+
+def with_changes(
+    base: Snapshot | None,
+    facts: SnapshotFacts,
+    *,
+    removed: Iterable[int],
+    changed: Sequence[Node],
+    manifest_sizes: Mapping[str, int],
+) -> Snapshot:
+    """Make the snapshot after ``base``: without removed node ids, with changed or new nodes.
+
+    ``manifest_sizes`` names at least every manifest that the new snapshot refers to.
+    """
+    parts = [_rows_of(changed)] if changed else []
+    if base is not None and base.table.num_rows:
+        gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
+        keep = ~np.isin(to_numpy(base.table["id"]), gone)
+        parts.append(base.table.take(indices(np.flatnonzero(keep))))
+    table = pa.concat_tables(parts) if parts else _MEMORY_SCHEMA.empty_table()
+    table = table.take(pc.sort_indices(table["path"])).combine_chunks()
+    extensions = dict(base.extensions) if base is not None else {}
+    for node in changed:
+        extensions.pop(node.id, None)
+        if node.extension is not None:
+            extensions[node.id] = node.extension
+    live = set(to_numpy(table["id"]).tolist())
+    return _snapshot(
+        table,
+        facts,
+        {i: e for i, e in extensions.items() if i in live},
+        {name: manifest_sizes[name] for name in _manifests_of(table)},
+    )
+
+
+def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
+    """Make a snapshot without nodes: how a repository begins."""
+    return with_changes(None, facts, removed=(), changed=(), manifest_sizes={})
+
+
+def _snapshot(
+    table: pa.Table,
+    facts: SnapshotFacts,
+    extensions: Mapping[int, dict[str, Any]],
+    manifest_sizes: Mapping[str, int],
+) -> Snapshot:
+    return Snapshot(
+        facts=facts,
+        table=table,
+        extensions=extensions,
+        manifest_sizes=manifest_sizes,
+        rows_by_path={path: row for row, path in enumerate(table["path"].to_pylist())},
+        rows_by_id={i: row for row, i in enumerate(to_numpy(table["id"]).tolist())},
+        decode_node=_decode_node,
+    )
+
+
+def _flat(table: pa.Table) -> pa.Array:
+    """All inventory entries of all nodes, one after the other."""
+    return one_array(table["inventories"]).flatten()
+
+
+def _manifests_of(table: pa.Table) -> list[str]:
+    """Ids of the manifests, in the order in which the rows name them first."""
+    files = _flat(table).field("inventory_file").dictionary_encode().dictionary
+    return [file_id(name) for name in files.to_pylist()]
+
+
+def _entries(table: pa.Table) -> tuple[pa.Array, npt.NDArray[np.uint32]]:
+    """Manifest name and node id of every inventory entry."""
+    lists = one_array(table["inventories"])
+    names = lists.flatten().field("inventory_file")
+    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    return names, to_numpy(table["id"])[owners]
+
+
+def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, set[int]]:
+    """Tell which arrays have rows in each of these manifests."""
+    found: dict[str, set[int]] = {name: set() for name in manifests}
+    if not found:
+        return found
+    names, owners = _entries(snapshot.table)
+    wanted = from_values([file_name(name) for name in found], pa.string())
+    mask = to_numpy(pc.is_in(names, value_set=wanted))
+    chosen = names.take(indices(np.flatnonzero(mask))).to_pylist()
+    for name, owner in zip(chosen, owners[mask].tolist(), strict=True):
+        found[file_id(name)].add(owner)
+    return found
+
+
+def tenant_ids(snapshot: Snapshot, manifests: Iterable[str]) -> set[int]:
+    """Tell which arrays have rows in any of these manifests."""
+    return set().union(*tenants(snapshot, manifests).values())
+
+
+def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:
+    """Count the rows of every live manifest."""
+    coded = _flat(snapshot.table).field("inventory_file").dictionary_encode()
+    counts = to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten())
+    names = coded.dictionary.to_pylist()
+    codes = to_numpy(coded.indices)
+    sums = np.zeros(len(names), np.uint64)
+    np.add.at(sums, codes, counts)
+    return {file_id(name): count for name, count in zip(names, sums.tolist(), strict=True)}
+
+
+def _pack(values: npt.NDArray[np.uint64]) -> str:
+    """Write a compressed array of numbers as text."""
+    data = values.astype("<u8").tobytes()
+    return base64.b64encode(pa.compress(data, codec="zstd", asbytes=True)).decode()
+
+
+def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
+    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
+    return np.frombuffer(data, "<u8").astype(np.uint64)
+
+
+def _facts_json(snapshot: Snapshot) -> str:
+    facts = snapshot.facts
+    manifests = _manifests_of(snapshot.table)
+    sizes = np.array([snapshot.manifest_sizes[name] for name in manifests], np.uint64)
+    counts = to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten())
+    references = one_array(snapshot.table["attrs_reference"]).drop_null()
+    files = references.field("attrs_file").unique().to_pylist()
+    return json.dumps(
+        {
+            "format_version": envelope.SPEC_VERSION,
+            "format_flags": {},
+            "metadata": _entry_json(facts.info),
+            "started_at": encode_time(facts.started_at),
+            "properties": dict(facts.properties),
+            "short_term_history": [_entry_json(entry) for entry in facts.history],
+            "short_term_parents": len(facts.history),
+            "total_parents": facts.total_parents,
+            "next_node_id": facts.next_node_id,
+            "attribute_files": sorted(files),
+            "manifest_files": {
+                "count": len(manifests),
+                "size_bytes": _pack(sizes),
+                "entries": len(counts),
+                "row_counts": _pack(counts),
+            },
+        },
+        separators=(",", ":"),
+        ensure_ascii=True,
+    )
+
+
+def _entry_json(info: SnapshotInfo) -> dict[str, str]:
+    return {
+        "id": info.id,
+        "written_at": encode_time(info.written_at),
+        "message": info.message,
+    }
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Encode a snapshot as a structure file, in the documented widths if every value fits them."""
+    table = snapshot.table.drop_columns([_ROW_COUNTS])
+    try:
+        table, width = _conform(table, SCHEMA), "narrow"
+    except pa.ArrowInvalid:
+        width = "wide"
+    facts = {_FACTS: _facts_json(snapshot), _WIDTH: width}
+    if snapshot.extensions:
+        facts[_EXTENSIONS] = json.dumps(
+            {str(node_id): patch for node_id, patch in sorted(snapshot.extensions.items())},
+            separators=(",", ":"),
+        )
+    return envelope.write(
+        table,
+        kind=KIND,
+        identifier=snapshot.id,
+        facts=facts,
+        boundaries=[table.num_rows] if table.num_rows else [],
+        settings={"compression_level": 3, "use_dictionary": True, "write_statistics": False},
+    )
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [conform(one_array(table[field.name]), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def decode_facts(sealed: Sealed) -> SnapshotFacts:
+    """Read the snapshot's facts from a structure file's footer alone."""
+    found = json.loads(sealed.fact(_FACTS))
+    history = found["short_term_history"]
+    parents = [entry["id"] for entry in history[1:]]
+    own = found["metadata"]
+    try:
+        return SnapshotFacts(
+            id=own["id"],
+            message=own["message"],
+            written_at=decode_time(own["written_at"]),
+            started_at=decode_time(found["started_at"]),
+            properties=found["properties"],
+            history=tuple(
+                SnapshotInfo(
+                    id=entry["id"],
+                    parent_id=parents[i] if i < len(parents) else None,
+                    written_at=decode_time(entry["written_at"]),
+                    message=entry["message"],
+                )
+                for i, entry in enumerate(history)
+            ),
+            total_parents=found["total_parents"],
+            next_node_id=found["next_node_id"],
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"{sealed.key} has no sound snapshot facts: {error!r}", key=sealed.key
+        ) from error
+
+
+def decode(data: bytes, identifier: str) -> Snapshot:
+    """Decode a whole structure file."""
+    sealed, table = envelope.read_whole(data, KIND, identifier)
+    facts = decode_facts(sealed)
+    if facts.id != identifier:
+        raise CorruptFileError(f"{sealed.key} holds the snapshot {facts.id}", key=sealed.key)
+    table = _conform(table, WIDE_SCHEMA)
+    listed = json.loads(sealed.fact(_FACTS))["manifest_files"]
+    counts = from_numpy(_unpack(listed["row_counts"], listed["entries"]), pa.uint64())
+    inventories = one_array(table["inventories"])
+    buffers = inventories.buffers()[:2]
+    lists = pa.Array.from_buffers(
+        pa.list_(pa.uint64()), table.num_rows, buffers, children=[counts]
+    )
+    table = table.append_column(_MEMORY_SCHEMA.field(_ROW_COUNTS), lists)
+    manifests = _manifests_of(table)
+    sizes = _unpack(listed["size_bytes"], listed["count"]).tolist()
+    if len(sizes) != len(manifests) or len(_flat(table)) != listed["entries"]:
+        raise CorruptFileError(
+            f"{sealed.key} lists {len(sizes)} manifests, its rows name {len(manifests)}",
+            key=sealed.key,
+        )
+    extensions = json.loads(sealed.facts.get(_EXTENSIONS, "{}"))
+    return _snapshot(
+        table,
+        facts,
+        {int(node_id): patch for node_id, patch in extensions.items()},
+        dict(zip(manifests, sizes, strict=True)),
+    )
+
+
+def _decode_node(snapshot: Snapshot, row: int) -> Node:
+    line = snapshot.table.slice(row, 1)
+    node_id = line["id"][0].as_py()
+    found = line["array_metadata"][0].as_py()
+    reference = line["attrs_reference"][0].as_py()
+    return Node(
+        id=node_id,
+        path=line["path"][0].as_py(),
+        columns=None if found is None else _array_columns(found),
+        attributes=line["inline_attrs"][0].as_py(),
+        attributes_ref=None
+        if reference is None
+        else AttributesRef(identifier=file_id(reference["attrs_file"]), row=reference["row"]),
+        extension=snapshot.extensions.get(node_id),
+        inventories=NO_INVENTORIES if found is None else _inventories(line, len(found["shape"])),
+    )
+
+
+def _array_columns(found: Mapping[str, Any]) -> ArrayColumns:
+    names = found["dimension_names"]
+    return ArrayColumns(
+        shape=tuple(found["shape"]),
+        data_type=found["data_type"],
+        fill_value=found["fill_value"],
+        dimension_names=None if names is None else tuple(names),
+        grid_name=found["chunk_grid"]["name"],
+        chunk_shape=tuple(found["chunk_grid"]["configuration"]["chunk_shape"]),
+        key_encoding_name=found["chunk_key_encoding"]["name"],
+        separator=found["chunk_key_encoding"]["configuration"]["separator"],
+        codecs=tuple((c["name"], c["configuration"]) for c in found["codecs"] or ()),
+    )
+
+
+def _inventories(line: pa.Table, ndim: int) -> Inventories:
+    entries = line["inventories"].chunk(0).flatten()
+    if not len(entries):
+        return NO_INVENTORIES
+    pairs = entries.field("extent").flatten().flatten()
+    box = to_numpy(pairs).reshape(len(entries), ndim, 2)
+    return Inventories(
+        manifests=tuple(file_id(name) for name in entries.field("inventory_file").to_pylist()),
+        rows=to_numpy(entries.field("row")),
+        starts=box[:, :, 0],
+        stops=box[:, :, 1],
+        flags=to_numpy(entries.field("flags")),
+        row_counts=to_numpy(line[_ROW_COUNTS].chunk(0).flatten()),
+    )
