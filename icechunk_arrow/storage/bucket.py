@@ -1,0 +1,355 @@
+"""Objects in any file system that fsspec knows.
+
+Owns the connection, the translation of failures, and what can be said of file systems in general:
+they read, list folder by folder, write and delete. Committing needs exclusive creation, and only
+those whose creation is known to be one conditional request may do it; all others open for reading.
+What S3 and plain HTTP can do beyond that stands in modules of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fsspec.core import url_to_fs
+
+from icechunk_arrow.errors import (
+    AlreadyExistsError,
+    IcechunkArrowError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+    StorageError,
+)
+from icechunk_arrow.storage.failures import Kind
+from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.keys import (
+    check_key,
+    check_limit,
+    check_prefix,
+    check_range,
+    is_key,
+    listing_order,
+)
+from icechunk_arrow.storage.pieces import content_token, joined
+from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
+from icechunk_arrow.storage.retry import RequestFailedError, send
+from icechunk_arrow.storage.settings import StorageSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from icechunk_arrow.storage.port import Token, Writable
+
+__all__ = ["FsspecStorage"]
+
+_T = TypeVar("_T")
+_TAKEN = frozenset({Kind.EXISTS, Kind.PRECONDITION, Kind.CONFLICT})
+# One conditional request each, by their source (they are not among our tests): gcsfs sends
+# ifGenerationMatch=0, adlfs If-None-Match.
+_EXCLUSIVE: dict[str, dict[str, Any]] = {
+    "gs": {"mode": "create"},
+    "gcs": {"mode": "create"},
+    "abfs": {"overwrite": False},
+    "abfss": {"overwrite": False},
+    "az": {"overwrite": False},
+}
+_MODIFIED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+
+
+class FsspecStorage(Storage):
+    """Objects below a URL that fsspec knows.
+
+    Parameters
+    ----------
+    url
+        The place.
+    storage_options
+        What its file system takes.
+    settings
+        Tries and pauses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        settings: StorageSettings | None = None,
+    ) -> None:
+        protocol, _, rest = url.partition("://")
+        self._url = f"{protocol}://{rest.rstrip('/')}"
+        self._given_options = dict(storage_options or {})
+        self._settings = settings or StorageSettings()
+        self._connecting = threading.RLock()
+        self._one_at_a_time = threading.RLock()
+        self._connection: Any = None
+        self._root = ""
+        self._fs  # noqa: B018 - wrong options are best told now
+        renew_in_forks(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self._url, self._given_options, self._settings)
+
+    def renew_after_fork(self) -> None:
+        """Make the connection anew: its thread was not forked."""
+        self._connecting = threading.RLock()
+        self._one_at_a_time = threading.RLock()
+        self._connection = None
+
+    @property
+    def url(self) -> str:
+        """The URL, as given."""
+        return self._url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this file system can do."""
+        exclusive = self._exclusive_options() is not None
+        name = self._url.partition("://")[0]
+        facts = (
+            (exclusive, f"{name} through fsspec has no exclusive creation, which commits need"),
+            (False, f"{name} through fsspec has no conditional replacement"),
+        )
+        return Capabilities(
+            create=exclusive,
+            replace=False,
+            limited_listing=False,
+            fast=False,
+            missing="; ".join(text for has, text in facts if not has)
+            + "; use s3://, gs://, az:// or a local folder for what is written",
+        )
+
+    def get(self, key: str) -> bytes:
+        """See :meth:`Storage.get`."""
+        path = self._path(key)
+        return bytes(self._send("read", key, lambda fs: fs.cat_file(path)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See :meth:`Storage.get_range`."""
+        check_range(start, length)
+        path = self._path(key)
+        if not length:
+            self._size(key)
+            return b""
+        try:
+            found = self._try(lambda fs: fs.cat_file(path, start=start, end=start + length))
+        except RequestFailedError as failed:
+            if failed.failure.kind is Kind.RANGE:
+                return b""
+            raise self._error(failed, "read", key) from failed
+        return bytes(found)
+
+    def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
+        """See :meth:`Storage.get_tail`."""
+        check_range(0, length)
+        size = self._size(key)
+        wanted = min(length, size)
+        return self.get_range(key, size - wanted, wanted) if wanted else b"", size
+
+    def put(
+        self,
+        key: str,
+        data: Writable | Sequence[Writable],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """See :meth:`Storage.put`; here it is durable at once."""
+        path = self._path(key)
+        whole = joined(data)
+        options = {"metadata": dict(metadata)} if metadata and self._keeps_metadata() else {}
+        self._send("write", key, lambda fs: fs.pipe_file(path, whole, **options))
+
+    def sync(self) -> None:
+        """Nothing is left to do: a put returns when the store has answered."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.create`."""
+        path = self._path(key)
+        self.require_writable()
+        options = self._exclusive_options() or {}
+        try:
+            self._try(lambda fs: fs.pipe_file(path, bytes(data), **options), conditional=True)
+        except RequestFailedError as failed:
+            raise self._create_error(failed, key) from failed
+
+    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+        """See :meth:`Storage.get_versioned`."""
+        data = self.get(key)
+        return data, content_token(data)
+
+    def replace(self, key: str, data: bytes, token: Token) -> None:  # noqa: ARG002 - refused
+        """Refuse: see :attr:`capabilities`."""
+        check_key(key)
+        raise ReadOnlyError(f"{key!r} cannot be replaced: {self.capabilities.missing}", key=key)
+
+    def exists(self, key: str) -> bool:
+        """See :meth:`Storage.exists`."""
+        try:
+            self._size(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See :meth:`Storage.list`."""
+        check_prefix(prefix)
+        check_limit(limit)
+        return islice(self._walk(prefix), limit)
+
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """See :meth:`Storage.list_folders`."""
+        check_prefix(prefix)
+        return iter(sorted(name for name, facts in self._entries(prefix) if _is_folder(facts)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See :meth:`Storage.delete`."""
+        paths = [(key, self._path(key)) for key in keys]
+
+        def remove(item: tuple[str, str]) -> None:
+            with contextlib.suppress(ObjectNotFoundError):
+                self._send("delete", item[0], lambda fs: fs.rm_file(item[1]))
+
+        with ThreadPoolExecutor(self._settings.max_concurrency) as pool:
+            for _ in pool.map(remove, paths):
+                pass
+
+    @property
+    def _fs(self) -> Any:
+        """The file system; made anew in a forked child."""
+        connection = self._connection
+        if connection is None:
+            with self._connecting:
+                if self._connection is None:
+                    self._connection, self._root = self._connect()
+                connection = self._connection
+        return connection
+
+    def _connect(self) -> tuple[Any, str]:
+        try:
+            fs, path = url_to_fs(self._url, **self._options())
+        except (ImportError, TypeError, ValueError, KeyError) as error:
+            raise InvalidInputError(
+                f"{self._url} cannot be opened with these storage_options: {error}", url=self._url
+            ) from error
+        return fs, path.rstrip("/")
+
+    def _options(self) -> dict[str, Any]:
+        """Give the file system's options."""
+        return self._given_options
+
+    def _exclusive_options(self) -> dict[str, Any] | None:
+        """Find what makes ``pipe_file`` create exclusively; None where nothing does for sure."""
+        fs = self._fs
+        names = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        return next((_EXCLUSIVE[name] for name in names if name in _EXCLUSIVE), None)
+
+    def _keeps_metadata(self) -> bool:
+        return self._exclusive_options() == _EXCLUSIVE["gs"]
+
+    def _path(self, key: str) -> str:
+        check_key(key)
+        return f"{self._root}/{key}"
+
+    def _size(self, key: str) -> int:
+        """Ask for the size of an object."""
+        path = self._path(key)
+        facts = self._send("read", key, lambda fs: fs.info(path))
+        if _is_folder(facts):
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self._url}", key=key)
+        return int(facts["size"])
+
+    def _entries(self, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """List what stands in a folder: names and facts."""
+        folder = f"{self._root}/{prefix}".rstrip("/")
+
+        def ask(fs: Any) -> Any:
+            fs.invalidate_cache(folder)
+            return fs.ls(folder, detail=True)
+
+        try:
+            found = self._send("list", prefix, ask)
+        except ObjectNotFoundError:
+            return
+        for facts in found:
+            above, _, name = facts["name"].rstrip("/").rpartition("/")
+            if is_key(name) and above.rstrip("/") == folder:
+                yield name, facts
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        entries = sorted(
+            self._entries(prefix), key=lambda entry: listing_order(entry[0], _is_folder(entry[1]))
+        )
+        for name, facts in entries:
+            if _is_folder(facts):
+                yield from self._walk(f"{prefix}{name}/")
+            else:
+                yield ObjectInfo(
+                    key=prefix + name, size_bytes=int(facts["size"]), modified=_modified(facts)
+                )
+
+    def _send(self, action: str, key: str, request: Callable[[Any], _T]) -> _T:
+        """Send a request as often as it is worth it, and say in our words what went wrong."""
+        try:
+            return self._try(request)
+        except RequestFailedError as failed:
+            raise self._error(failed, action, key) from failed
+
+    def _try(self, request: Callable[[Any], _T], *, conditional: bool = False) -> _T:
+        fs = self._fs
+        if getattr(fs, "async_impl", False):
+            return send(lambda: request(fs), self._settings, conditional=conditional)
+        with self._one_at_a_time:  # what is not asynchronous seldom says that threads may share it
+            return send(lambda: request(fs), self._settings, conditional=conditional)
+
+    def _create_error(self, failed: RequestFailedError, key: str) -> IcechunkArrowError:
+        if failed.failure.kind in _TAKEN:
+            return AlreadyExistsError(f"{key!r} is there already in {self._url}", key=key)
+        return self._error(failed, "create", key)
+
+    def _error(self, failed: RequestFailedError, action: str, key: str) -> IcechunkArrowError:
+        """Say what a failure means here."""
+        failure = failed.failure
+        facts = {"key": key, "status": failure.status, "code": failure.code}
+        if failure.kind is Kind.MISSING:
+            return ObjectNotFoundError(f"there is no object {key!r} in {self._url}", key=key)
+        if failure.kind is Kind.NO_BUCKET:
+            return StorageError(f"{self._url}: there is no such bucket; make it first", **facts)
+        text = f"cannot {action} {key!r} in {self._url}: {failure.text}"
+        if failure.kind in {Kind.DENIED, Kind.UNSUPPORTED} and action not in {"read", "list"}:
+            return ReadOnlyError(text, **facts)
+        if failed.tries > 1:
+            text += f" (tried {failed.tries} times)"
+        return StorageError(text, **facts)
+
+
+def _reopen(
+    kind: type[FsspecStorage], url: str, options: Mapping[str, Any], settings: StorageSettings
+) -> FsspecStorage:
+    return kind(url, options, settings=settings)
+
+
+def _is_folder(facts: Mapping[str, Any]) -> bool:
+    return facts.get("type") == "directory"
+
+
+def _modified(facts: Mapping[str, Any]) -> datetime | None:
+    """Read the time of writing, which every file system calls by another name."""
+    for name in _MODIFIED:
+        value = facts.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = datetime.fromtimestamp(value, UTC)
+        if isinstance(value, datetime):
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return None

@@ -1,0 +1,126 @@
+"""From what a person writes to a place: paths and URLs.
+
+Owns which implementation a URL leads to, and what is said about URLs that lead nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fsspec.registry import get_filesystem_class
+
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.storage.local import LocalStorage
+from icechunk_arrow.storage.memory import MemoryStorage
+from icechunk_arrow.storage.settings import StorageSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["open_storage"]
+
+_INSTALL = {
+    "s3": "icechunk-arrow[s3]",
+    "s3a": "icechunk-arrow[s3]",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+}
+_LOCAL_OPTIONS = frozenset({"exclusive_create"})
+
+
+def open_storage(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    settings: StorageSettings | None = None,
+) -> Storage:
+    """Open a place; nothing is read or written yet.
+
+    Parameters
+    ----------
+    url
+        A path, ``file://``, ``memory://name``, ``s3://bucket/prefix``, or what else fsspec knows.
+    storage_options
+        What the file system takes. A local place takes ``exclusive_create="unsafe"``.
+    settings
+        Durability, tries and time-outs.
+
+    Returns
+    -------
+    Storage
+        The place.
+    """
+    settings = settings or StorageSettings()
+    options = dict(storage_options or {})
+    if not isinstance(url, str):
+        return _open_local(os.fspath(url), options, settings)
+    if "::" in url and not url.startswith(("/", ".", "~")):
+        raise InvalidInputError(
+            f"{url!r} is a chain of file systems, in which commits would not be safe; name the "
+            "place itself"
+        )
+    protocol, separator, rest = url.partition("://")
+    if not separator:
+        return _open_local(url, options, settings)
+    if protocol in {"file", "local"}:
+        return _open_local(rest, options, settings)
+    if protocol == "memory":
+        _check_options(url, options, frozenset())
+        return MemoryStorage(rest.strip("/"))
+    return _open_remote(url, protocol, options, settings)
+
+
+def _open_local(path: str, options: dict[str, Any], settings: StorageSettings) -> Storage:
+    if not path:
+        raise InvalidInputError("an empty path names no place; write '.' for the current folder")
+    _check_options(path, options, _LOCAL_OPTIONS)
+    if path.startswith("~"):
+        path = os.path.expanduser(path)  # noqa: PTH111 - a string, as everywhere here
+    return LocalStorage(path, durable=settings.durable, **options)
+
+
+def _open_remote(
+    url: str, protocol: str, options: dict[str, Any], settings: StorageSettings
+) -> Storage:
+    try:
+        get_filesystem_class(protocol)
+    except ImportError as error:
+        package = _INSTALL.get(protocol)
+        way_out = f"pip install '{package}'" if package else str(error)
+        raise InvalidInputError(
+            f"{url!r} needs a package that is not installed: {way_out}", url=url
+        ) from error
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{url!r}: nobody knows the protocol {protocol!r}; write a path, file://, memory://, "
+            "s3://, gs://, az://, https:// or another one of fsspec",
+            url=url,
+        ) from error
+    # The three are loaded where they are needed: s3fs alone takes a second.
+    if protocol in {"s3", "s3a"}:
+        from icechunk_arrow.storage.s3 import S3Storage  # noqa: PLC0415
+
+        return S3Storage(url, options, settings=settings)
+    if protocol in {"http", "https"}:
+        from icechunk_arrow.storage.http import HttpStorage  # noqa: PLC0415
+
+        return HttpStorage(url, options, settings=settings)
+    from icechunk_arrow.storage.bucket import FsspecStorage  # noqa: PLC0415
+
+    return FsspecStorage(url, options, settings=settings)
+
+
+def _check_options(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuse options that would do nothing."""
+    unknown = sorted(set(options) - known)
+    if unknown:
+        takes = ", ".join(sorted(known)) or "none"
+        raise InvalidInputError(f"{url}: unknown storage_options {unknown}; it takes {takes}")

@@ -1,0 +1,389 @@
+"""Objects in an S3 bucket, through s3fs.
+
+Owns the requests: each operation of the protocol is one of S3's own, without the caches, look-ups
+and guesses of a file system between. s3fs gives the client, its credentials and its event loop.
+Tries are ours alone: those of s3fs and botocore are switched off, or they would multiply.
+
+Conditions: creation sends ``If-None-Match: *``, replacement ``If-Match``. A refusal is a 412, with
+or without a code; a 409 says that another such request is under way, and asks for another try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fsspec.asyn import sync
+
+from icechunk_arrow.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    PreconditionFailedError,
+    ReadOnlyError,
+    StorageError,
+)
+from icechunk_arrow.storage.bucket import FsspecStorage
+from icechunk_arrow.storage.failures import Failure, Kind
+from icechunk_arrow.storage.keys import (
+    check_key,
+    check_limit,
+    check_prefix,
+    check_range,
+    is_key,
+)
+from icechunk_arrow.storage.pieces import joined
+from icechunk_arrow.storage.port import Capabilities, ObjectInfo
+from icechunk_arrow.storage.retry import RequestFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from icechunk_arrow.storage.port import Token, Writable
+
+__all__ = ["S3Storage"]
+
+_MOST_KEYS = 1000
+_MOST_PARTS = 10_000
+_PART_BYTES = 64 * 2**20
+_CONNECT_SECONDS = 10.0
+_CHANGED = frozenset({Kind.PRECONDITION, Kind.CONFLICT, Kind.MISSING})
+_DELETE_AGAIN = frozenset({"InternalError", "SlowDown", "ServiceUnavailable"})
+
+_proven: dict[tuple[str, str], Capabilities] = {}
+
+
+class S3Storage(FsspecStorage):
+    """Objects below ``s3://bucket/prefix``.
+
+    Parameters
+    ----------
+    url
+        The place.
+    storage_options
+        What ``s3fs.S3FileSystem`` takes: ``key``, ``secret``, ``endpoint_url``, ``anon``, …
+    settings
+        Tries, pauses and time-outs.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All but speed; conditions are assumed until :meth:`require_writable` has tried them."""
+        proven = _proven.get(self._server())
+        if proven is not None:
+            return proven
+        return self._capabilities(create=True, replace=True)
+
+    def require_writable(self) -> None:
+        """See :meth:`Storage.require_writable`.
+
+        There are servers that ignore conditions and answer success to everybody. So where it is
+        not Amazon's, one object is written and removed again, once per process and bucket.
+        """
+        server = self._server()
+        if server not in _proven:
+            with self._connecting:
+                if server not in _proven:
+                    _proven[server] = self._prove()
+        super().require_writable()
+
+    def get(self, key: str) -> bytes:
+        """See :meth:`Storage.get`."""
+        return self._body(self._request("read", key, "get_object", **self._object(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See :meth:`Storage.get_range`."""
+        check_range(start, length)
+        if not length:
+            self._size(key)
+            return b""
+        wanted = f"bytes={start}-{start + length - 1}"
+        answer = self._request("read", key, "get_object", **self._object(key), Range=wanted)
+        if answer is None:
+            return b""
+        body = self._body(answer)
+        return body if "ContentRange" in answer else body[start : start + length]
+
+    def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
+        """See :meth:`Storage.get_tail`; one request."""
+        check_range(0, length)
+        if not length:
+            return b"", self._size(key)
+        answer = self._request(
+            "read", key, "get_object", **self._object(key), Range=f"bytes=-{length}"
+        )
+        if answer is None:  # an empty object has no last bytes
+            return b"", 0
+        body = self._body(answer)
+        if "ContentRange" not in answer:
+            return body[-length:], len(body)
+        return body, int(answer["ContentRange"].rpartition("/")[2])
+
+    def put(
+        self,
+        key: str,
+        data: Writable | Sequence[Writable],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """See :meth:`Storage.put`; here it is durable at once."""
+        body = joined(data)
+        facts = dict(metadata or {})
+        if not all(f"{name}{value}".isascii() for name, value in facts.items()):
+            raise InvalidInputError(f"the metadata of {key!r} must be ASCII: {facts}")
+        if len(body) > 2 * _PART_BYTES:
+            self._put_in_parts(key, body, facts)
+            return
+        self._request("write", key, "put_object", **self._object(key), Body=body, Metadata=facts)
+
+    def create(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.create`."""
+        check_key(key)
+        self.require_writable()
+        self._create(key, data)
+
+    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+        """See :meth:`Storage.get_versioned`."""
+        answer = self._request("read", key, "get_object", **self._object(key))
+        return self._body(answer), answer["ETag"]
+
+    def replace(self, key: str, data: bytes, token: Token) -> None:
+        """See :meth:`Storage.replace`."""
+        check_key(key)
+        self.require_writable()
+        if not self.capabilities.replace:
+            raise ReadOnlyError(f"{self._url}: {self.capabilities.missing}", key=key)
+        self._replace(key, data, token)
+
+    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See :meth:`Storage.list`."""
+        check_prefix(prefix)
+        check_limit(limit)
+        if self.capabilities.limited_listing:
+            return islice(self._objects(prefix, limit), limit)
+        return islice(sorted(self._objects(prefix, None), key=lambda found: found.key), limit)
+
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """See :meth:`Storage.list_folders`."""
+        check_prefix(prefix)
+        names = set()
+        for page in self._pages(prefix, None, Delimiter="/"):
+            for folder in page.get("CommonPrefixes", ()):
+                names.add(folder["Prefix"][len(self._key(prefix)) : -1])
+        return iter(sorted(filter(is_key, names)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See :meth:`Storage.delete`; a thousand per request."""
+        names = [check_key(key) for key in keys]
+        batches = [names[at : at + _MOST_KEYS] for at in range(0, len(names), _MOST_KEYS)]
+        if len(batches) == 1:
+            self._delete(batches[0])
+        elif batches:
+            with ThreadPoolExecutor(min(8, self._settings.max_concurrency)) as pool:
+                for _ in pool.map(self._delete, batches):
+                    pass
+
+    def _options(self) -> dict[str, Any]:
+        given = self._given_options
+        seconds = self._settings.timeout_seconds
+        config = {
+            "connect_timeout": min(seconds, _CONNECT_SECONDS),
+            "read_timeout": seconds,
+            "max_pool_connections": self._settings.max_concurrency,
+            "retries": {"total_max_attempts": 1},
+            **given.get("config_kwargs", {}),
+        }
+        return {"use_listings_cache": False, **given, "config_kwargs": config}
+
+    def _connect(self) -> tuple[Any, str]:
+        fs, path = super()._connect()
+        fs.retries = 1  # ours; nobody else has these options, so nobody shares the instance
+        self._bucket, folder, _ = fs.split_path(path)
+        if not self._bucket:
+            raise InvalidInputError(f"{self._url} names no bucket; write s3://bucket/prefix")
+        self._folder = f"{folder}/" if folder else ""
+        return fs, path
+
+    def _server(self) -> tuple[str, str]:
+        return str(self._fs.s3.meta.endpoint_url), self._bucket
+
+    def _capabilities(self, *, create: bool, replace: bool) -> Capabilities:
+        # Directory buckets ("S3 Express") do not list in order.
+        ordered = not self._bucket.endswith("--x-s3")
+        facts = ((create, "If-None-Match"), (replace, "If-Match"))
+        lacking = " and ".join(name for has, name in facts if not has)
+        missing = f"the S3 server does not heed {lacking} on PUT" if lacking else ""
+        return Capabilities(
+            create=create, replace=replace, limited_listing=ordered, fast=False, missing=missing
+        )
+
+    def _prove(self) -> Capabilities:
+        """Find out whether conditions are heeded."""
+        if ".amazonaws.com" in self._server()[0]:
+            return self._capabilities(create=True, replace=True)
+        key = f"tmp/probe-{secrets.token_hex(12)}"
+        self._request("write", key, "put_object", **self._object(key), Body=b"probe")
+        try:
+            return self._capabilities(
+                create=self._refuses(lambda: self._create(key, b"again")),
+                replace=self._refuses(lambda: self._replace(key, b"again", f'"{"0" * 32}"')),
+            )
+        finally:
+            with contextlib.suppress(StorageError, ReadOnlyError):
+                self._delete([key])
+
+    @staticmethod
+    def _refuses(write: Any) -> bool:
+        """Whether a write is refused because its condition does not hold."""
+        try:
+            write()
+        except (AlreadyExistsError, PreconditionFailedError):
+            return True
+        except ReadOnlyError:  # "not implemented"
+            return False
+        return False
+
+    def _key(self, key: str) -> str:
+        return self._folder + key
+
+    def _object(self, key: str) -> dict[str, Any]:
+        check_key(key)
+        return {"Bucket": self._bucket, "Key": self._key(key)}
+
+    def _size(self, key: str) -> int:
+        answer = self._request("read", key, "head_object", **self._object(key))
+        return int(answer["ContentLength"])
+
+    def _create(self, key: str, data: bytes) -> None:
+        arguments = {**self._object(key), "Body": bytes(data), "IfNoneMatch": "*"}
+        try:
+            self._try(lambda fs: _ask(fs, "put_object", arguments), conditional=True)
+        except RequestFailedError as failed:
+            raise self._create_error(failed, key) from failed
+
+    def _replace(self, key: str, data: bytes, token: Token) -> None:
+        arguments = {**self._object(key), "Body": bytes(data), "IfMatch": token}
+        try:
+            self._try(lambda fs: _ask(fs, "put_object", arguments), conditional=True)
+        except RequestFailedError as failed:
+            if failed.failure.kind in _CHANGED:
+                fact = "is gone" if failed.failure.kind is Kind.MISSING else "has changed"
+                raise PreconditionFailedError(f"{key!r} in {self._url} {fact}", key=key) from failed
+            raise self._error(failed, "replace", key) from failed
+
+    def _request(self, action: str, key: str, method: str, **arguments: Any) -> Any:
+        """Send one of S3's requests; None where the object ends before the range."""
+        try:
+            return self._try(lambda fs: _ask(fs, method, arguments))
+        except RequestFailedError as failed:
+            if failed.failure.kind is Kind.RANGE:
+                return None
+            raise self._error(failed, action, key) from failed
+
+    @staticmethod
+    def _body(answer: Any) -> bytes:
+        body: bytes = answer["Body"]
+        return body
+
+    def _pages(self, prefix: str, limit: int | None, **arguments: Any) -> Iterator[dict[str, Any]]:
+        """List page by page, in S3's order, which is that of the keys."""
+        arguments.update(Bucket=self._bucket, Prefix=self._key(prefix))
+        remaining = limit
+        while remaining is None or remaining > 0:
+            most = _MOST_KEYS if remaining is None else min(remaining, _MOST_KEYS)
+            page = self._request("list", prefix, "list_objects_v2", **arguments, MaxKeys=most)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+            if remaining is not None:
+                remaining -= sum(map(self._is_object, page.get("Contents", ())))
+
+    def _is_object(self, found: Mapping[str, Any]) -> bool:
+        """Whether a listed object can be ours: consoles make empty ones that stand for folders."""
+        return is_key(found["Key"][len(self._folder) :])
+
+    def _objects(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
+        for page in self._pages(prefix, limit):
+            for found in filter(self._is_object, page.get("Contents", ())):
+                key = found["Key"][len(self._folder) :]
+                yield ObjectInfo(
+                    key=key, size_bytes=int(found["Size"]), modified=found.get("LastModified")
+                )
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Delete up to a thousand objects; those that the server could not get to, again."""
+        waiting = {self._key(key): key for key in keys}
+        refused: list[Mapping[str, Any]] = []
+
+        def ask(fs: Any) -> None:
+            objects = [{"Key": name} for name in waiting]
+            answer = _ask(
+                fs,
+                "delete_objects",
+                {"Bucket": self._bucket, "Delete": {"Objects": objects, "Quiet": True}},
+            )
+            errors = [e for e in answer.get("Errors", ()) if e.get("Code") != "NoSuchKey"]
+            again = {e["Key"] for e in errors if e.get("Code") in _DELETE_AGAIN}
+            refused.extend(e for e in errors if e["Key"] not in again)
+            for name in set(waiting) - again:
+                del waiting[name]
+            if waiting:
+                raise TimeoutError(f"the server could not get to {len(waiting)} objects")
+
+        try:
+            self._try(ask)
+        except RequestFailedError as failed:
+            raise self._error(failed, "delete", next(iter(waiting.values()))) from failed
+        if refused:
+            first = refused[0]
+            kind = Kind.DENIED if first.get("Code") == "AccessDenied" else Kind.OTHER
+            text = f"{first.get('Code')} {first.get('Message', '')} ({len(refused)} objects)"
+            failure = RequestFailedError(Failure(kind=kind, text=text), 1)
+            raise self._error(failure, "delete", first["Key"][len(self._folder) :])
+
+    def _put_in_parts(self, key: str, body: bytes, metadata: dict[str, str]) -> None:
+        """Write a large object in parts, several at once; none stays when one fails."""
+        place = self._object(key)
+        size = max(_PART_BYTES, -(-len(body) // _MOST_PARTS))
+        started = self._request("write", key, "create_multipart_upload", **place, Metadata=metadata)
+        upload = {**place, "UploadId": started["UploadId"]}
+
+        def send_part(number: int) -> dict[str, Any]:
+            part = body[(number - 1) * size : number * size]
+            answer = self._request(
+                "write", key, "upload_part", **upload, PartNumber=number, Body=part
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(min(4, self._settings.max_concurrency)) as pool:
+                parts = list(pool.map(send_part, range(1, -(-len(body) // size) + 1)))
+            self._request(
+                "write",
+                key,
+                "complete_multipart_upload",
+                **upload,
+                MultipartUpload={"Parts": parts},
+            )
+        except BaseException:
+            with contextlib.suppress(StorageError, ReadOnlyError):
+                self._request("write", key, "abort_multipart_upload", **upload)
+            raise
+
+
+def _ask(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
+    """Send one request on the event loop of the file system, and wait for the whole answer."""
+    return sync(fs.loop, _exchange, fs, method, arguments)
+
+
+async def _exchange(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
+    answer = await fs._call_s3(method, **arguments)  # noqa: SLF001 - what call_s3 calls
+    body = answer.get("Body") if method == "get_object" else None
+    if body is not None:
+        try:
+            answer["Body"] = await body.read()
+        finally:
+            body.close()
+    return answer

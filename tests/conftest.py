@@ -1,0 +1,35 @@
+"""What tests of several packages share: the S3 server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers import ServerUnavailableError, s3_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import S3Server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server; where it cannot be had tests are skipped, unless CI requires it."""
+    required = "s3" in os.environ.get("ICECHUNK_ARROW_REQUIRE", "").split(",")
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3")) as server:
+            yield server
+    except ServerUnavailableError as error:
+        if required:
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def s3_url(s3: S3Server) -> str:
+    """A prefix in the bucket that no other test has."""
+    return f"{s3.url}/{secrets.token_hex(8)}"
