@@ -1,0 +1,1 @@
+"""What joins formats to storage: reading, committing, branches, sessions, repositories."""

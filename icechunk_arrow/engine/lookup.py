@@ -1,0 +1,83 @@
+"""From a chunk's coordinate to its reference: extents, then one row group of one manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core import coords
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_arrow.core.chunks import ChunkRef
+    from icechunk_arrow.core.snapshot import InventoryEntry, Node
+    from icechunk_arrow.engine.files import Files, ManifestFile
+
+__all__ = ["find_ref"]
+
+
+def find_ref(files: Files, node: Node, coord: Sequence[int]) -> ChunkRef | None:
+    """Find the reference of a committed chunk, or None."""
+    inventories = node.inventories
+    for index in inventories.holding(coord):
+        entry = inventories[index]
+        ref = _find_dense(files, node.id, entry, coord) if entry.is_dense else None
+        if ref is None and not entry.is_dense:
+            ref = _find_sorted(files, node.id, entry, coords.encode_one(coord))
+        if ref is not None:
+            return ref
+    return None
+
+
+def _find_dense(
+    files: Files, node_id: int, entry: InventoryEntry, coord: Sequence[int]
+) -> ChunkRef:
+    """Every coordinate of the extent is there, so the row is arithmetic."""
+    place = 0
+    for index, (start, stop) in zip(coord, entry.extent, strict=True):
+        place = place * (stop - start) + index - start
+    opened = files.open_manifest(entry.manifest)
+    row = entry.row + place
+    group = opened.group_of(row)
+    rows = files.read_rows(entry.manifest, group)
+    return rows.ref_at(row - opened.group_starts[group], node_id)
+
+
+def _find_sorted(
+    files: Files, node_id: int, entry: InventoryEntry, coord: bytes
+) -> ChunkRef | None:
+    opened = files.open_manifest(entry.manifest)
+    first, last = entry.row, entry.row + entry.row_count
+    for group in _groups_for(opened, first, last, coord):
+        start = opened.group_starts[group]
+        rows = files.read_rows(entry.manifest, group)
+        stop = min(last, opened.group_starts[group + 1]) - start
+        row = rows.find(coord, max(first - start, 0), stop)
+        if row is not None:
+            return rows.ref_at(row, node_id)
+    return None
+
+
+def _groups_for(opened: ManifestFile, first: int, last: int, coord: bytes) -> list[int]:
+    """Row groups that can hold a coordinate of an array whose rows are ``first`` to ``last``.
+
+    Statistics speak for groups that hold this array alone; those at its ends may hold others too.
+    """
+    low, high = opened.group_of(first), opened.group_of(last - 1)
+    ends = sorted({low, high})
+    inner_low, inner_high = low + 1, high - 1
+    while inner_low <= inner_high:
+        middle = (inner_low + inner_high) >> 1
+        found = opened.coord_range(middle)
+        if found is None:
+            return list(range(low, high + 1))
+        if coord < found[0]:
+            inner_high = middle - 1
+        elif coord > found[1]:
+            inner_low = middle + 1
+        else:
+            return [middle]
+    # not within any inner group: then in the end that is on its side of them
+    if high - low < 2:
+        return ends
+    return [low] if inner_high < low + 1 else [high] if inner_low > high - 1 else []

@@ -1,0 +1,89 @@
+"""From chunk bytes to chunk files: inline, gathered with others, or a file each.
+
+Owns the size decisions and the shape of a chunk file (payloads one after the other, in the order of array
+and coordinate). Does not know sessions: it is handed payloads and gives references.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from icechunk_arrow.core.chunks import ChunkRef
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.layout import chunk_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from icechunk_arrow.engine.config import RepositoryConfig
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["PayloadWriter"]
+
+Place = tuple[int, bytes]
+"""An array's id and an encoded coordinate."""
+
+
+class PayloadWriter:
+    """Writes chunk bytes into the repository's storage."""
+
+    def __init__(
+        self, storage: Storage, config: RepositoryConfig, new_id: Callable[[], str]
+    ) -> None:
+        self._storage = storage
+        self._config = config
+        self._new_id = new_id
+
+    def waits(self, size_bytes: int) -> bool:
+        """Whether a chunk of this size waits in memory for others, or for the manifest."""
+        return (
+            size_bytes <= self._config.inline_chunk_threshold_bytes
+            or size_bytes < self._config.packed_chunk_threshold_bytes
+        )
+
+    def is_inline(self, size_bytes: int) -> bool:
+        """Whether a chunk of this size stands in the manifest."""
+        return size_bytes <= self._config.inline_chunk_threshold_bytes
+
+    def write_one(self, data: bytes | memoryview) -> ChunkRef:
+        """Write a chunk as a file of its own."""
+        name = self._new_id()
+        self._storage.put(chunk_key(name), data)
+        return ChunkRef(file=name, length=len(data), crc32c=self._crc(data))
+
+    def _crc(self, data: bytes | memoryview) -> int | None:
+        return google_crc32c.value(bytes(data)) if self._config.checksum_chunks else None
+
+    def check_crc(self, ref: ChunkRef, data: bytes) -> None:
+        """Compare a chunk's bytes with the checksum that was stored for them."""
+        if google_crc32c.value(data) != ref.crc32c:
+            raise CorruptFileError(
+                f"c/{ref.file} is damaged: the chunk of {ref.length} bytes at {ref.offset} does not "
+                f"match its checksum. Restore the file from a copy, or open an earlier snapshot.",
+                key=f"c/{ref.file}",
+            )
+
+    def write_many(self, payloads: Mapping[Place, bytes]) -> Iterator[tuple[Place, ChunkRef]]:
+        """Write payloads into chunk files, in order; give the reference of each."""
+        batch: list[tuple[Place, bytes]] = []
+        size_bytes = 0
+        for place in sorted(payloads):
+            batch.append((place, payloads[place]))
+            size_bytes += len(payloads[place])
+            if size_bytes >= self._config.chunk_file_size_bytes:
+                yield from self._write_file(batch)
+                batch, size_bytes = [], 0
+        if batch:
+            yield from self._write_file(batch)
+
+    def _write_file(self, batch: list[tuple[Place, bytes]]) -> list[tuple[Place, ChunkRef]]:
+        name = self._new_id()
+        self._storage.put(chunk_key(name), [data for _, data in batch])
+        refs, offset = [], 0
+        for place, data in batch:
+            ref = ChunkRef(file=name, offset=offset, length=len(data), crc32c=self._crc(data))
+            refs.append((place, ref))
+            offset += len(data)
+        return refs

@@ -1,0 +1,125 @@
+"""Putting a session's changes on top of commits that it has not seen.
+
+Reads the commits in between, asks the pure conflict rules, and moves the changes over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.conflict import conflicts
+from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.engine.history import ancestors
+from icechunk_arrow.engine.plan import UNCOMMITTED
+from icechunk_arrow.errors import ConflictError, RebaseFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from icechunk_arrow.core.conflict import Conflict, ConflictSolver
+    from icechunk_arrow.core.log import BulkWrite, TransactionLog
+    from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.staging import Staging
+
+__all__ = ["rebase_onto"]
+
+
+def rebase_onto(
+    context: Context,
+    staging: Staging,
+    tip: Tip,
+    solver: ConflictSolver,
+    log: Callable[[], TransactionLog],
+) -> Tip:
+    """Move staged changes from where the session began to where its branch is now."""
+    new_tip = context.catalog.get_tip(tip.branch)
+    if new_tip.snapshot_id == staging.base.id:
+        return new_tip
+    for snapshot_id in _commits_between(context, staging.base.id, new_tip):
+        theirs = context.files.read_log(snapshot_id)
+        _settle(context, staging, solver, log(), theirs, snapshot_id)
+        _move_over(staging, context.files.read_snapshot(snapshot_id))
+    return new_tip
+
+
+def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
+    """Commits after the base, oldest first."""
+    found = []
+    for info in ancestors(context.files, tip.snapshot_id):
+        if info.id == base_id:
+            return found[::-1]
+        found.append(info.id)
+    raise ConflictError(
+        f"the branch {tip.branch!r} was reset: {base_id}, where this session began, is not in its "
+        f"history any more. Open a new session and make the changes again.",
+        expected_parent=base_id,
+        actual_parent=tip.snapshot_id,
+    )
+
+
+def _settle(
+    context: Context,
+    staging: Staging,
+    solver: ConflictSolver,
+    ours: TransactionLog,
+    theirs: TransactionLog,
+    snapshot_id: str,
+) -> None:
+    def coords_of(node_id: int, bulk: BulkWrite) -> Iterable[bytes]:
+        if bulk.manifest == UNCOMMITTED:
+            written = staging.deltas[node_id].settle(node_id).written
+            return list(one_array(written["coord"]).to_pylist())
+        table = context.files.read_manifest(bulk.manifest)
+        mine = to_numpy(table["array_id"]) == node_id
+        column = one_array(table["coord"])
+        return [column[row].as_py() for row in mine.nonzero()[0].tolist()]
+
+    found = conflicts(ours, theirs, coords_of)
+    resolution = solver.solve(found)
+    if resolution.unsolved:
+        raise RebaseFailedError(
+            f"the changes cannot follow commit {snapshot_id}: "
+            + "; ".join(map(_in_words, resolution.unsolved[:5]))
+            + (f"; and {len(resolution.unsolved) - 5} more" if len(resolution.unsolved) > 5 else "")
+            + ". See .conflicts; BasicConflictSolver settles some kinds.",
+            snapshot=snapshot_id,
+            conflicts=resolution.unsolved,
+        )
+    for node_id in resolution.drop_chunks_of:
+        staging.deltas[node_id].drop_written_by(
+            theirs.chunks[node_id], lambda bulk, n=node_id: coords_of(n, bulk)
+        )
+
+
+def _in_words(conflict: Conflict) -> str:
+    chunks = "" if conflict.chunk_count is None else f" ({conflict.chunk_count} chunks)"
+    return f"{conflict.conflict_type.name} at {conflict.path!r}{chunks}"
+
+
+def _move_over(staging: Staging, base: Snapshot) -> None:
+    """Make another snapshot the base of staged changes that do not conflict with it."""
+    old = staging.base
+    renumbered: dict[int, int] = {}
+    next_id = max(base.facts.next_node_id, staging.next_node_id)
+    for path, node in list(staging.overlay.items()):
+        if node is None:
+            if path not in base.rows_by_path:
+                del staging.overlay[path]  # they deleted it too
+            continue
+        if node.id in old.rows_by_id:
+            current = base.find_node_by_id(node.id)
+            assert current is not None, "an update of a deleted node is a conflict"
+            staging.overlay[path] = replace(node, inventories=current.inventories)
+        elif node.id in base.rows_by_id or node.id < base.facts.next_node_id:
+            renumbered[node.id] = next_id
+            staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORIES)
+            next_id += 1
+    staging.deltas = {
+        renumbered.get(node_id, node_id): delta for node_id, delta in staging.deltas.items()
+    }
+    staging.next_node_id = next_id
+    staging.base = base

@@ -1,0 +1,477 @@
+"""A session: one snapshot to read from, and on a branch the changes that will be the next one.
+
+Owns the state and its lock. Keys and Zarr's ways are the store's business, what a commit writes the plan's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import ChunkRef
+from icechunk_arrow.core.documents import encode_document, parse_document
+from icechunk_arrow.engine import commit as committing
+from icechunk_arrow.engine.context import new_id, now
+from icechunk_arrow.engine.diff import Diff, diff_of
+from icechunk_arrow.engine.listing import chunk_coordinates
+from icechunk_arrow.engine.lookup import find_ref
+from icechunk_arrow.engine.payloads import PayloadWriter
+from icechunk_arrow.engine.plan import Changes, log_of
+from icechunk_arrow.engine.rebase import rebase_onto
+from icechunk_arrow.engine.references import stage_references
+from icechunk_arrow.engine.staging import Staging
+from icechunk_arrow.errors import (
+    ConflictError,
+    CorruptFileError,
+    InvalidInputError,
+    NodeNotFoundError,
+    ReadOnlyError,
+)
+from icechunk_arrow.formats.layout import chunk_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from icechunk_arrow.core.conflict import ConflictSolver
+    from icechunk_arrow.core.grid import Grid
+    from icechunk_arrow.core.keys import ChunkKeys
+    from icechunk_arrow.core.log import TransactionLog
+    from icechunk_arrow.core.snapshot import Node, Snapshot
+    from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.config import RepositoryConfig
+    from icechunk_arrow.engine.context import Context
+
+__all__ = ["ArrayView", "BaseSession"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArrayView:
+    """An array as reading and writing of its chunks needs it."""
+
+    node: Node
+    grid: Grid
+    keys: ChunkKeys
+
+
+class BaseSession:
+    """Reads one snapshot; on a branch, also gathers changes and commits them.
+
+    Safe to use from many threads. A read-only session pickles.
+    """
+
+    def __init__(self, context: Context, snapshot_id: str, tip: Tip | None = None) -> None:
+        self._context = context
+        self._snapshot_id = snapshot_id
+        self._tip = tip
+        self._lock = threading.RLock()
+        self._started_at = now()
+        self._begin(context.files.read_snapshot(snapshot_id))
+
+    def _begin(self, base: Snapshot) -> None:
+        self._staging = Staging(base)
+        self._views: dict[str, ArrayView | None] = {}
+        self._pending: dict[tuple[int, bytes], bytes] = {}
+        self._pending_bytes = 0
+        self._writer = PayloadWriter(self._context.storage, self._context.config, new_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.read_only:
+            raise ReadOnlyError(
+                "a writable session cannot be pickled: its changes would be lost in the copy. Commit "
+                "first, pickle a read-only session, or write from threads of this process."
+            )
+        return {"context": self._context, "snapshot_id": self._snapshot_id}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["context"], state["snapshot_id"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        where = f"snapshot {self._snapshot_id!r}"
+        if self._tip is not None:
+            where = f"branch {self._tip.branch!r} at {where}"
+        state = "read-only" if self.read_only else "writable"
+        changed = ", uncommitted changes" if self.has_uncommitted_changes else ""
+        return f"<Session {state} {self._context.storage.url} {where}{changed}>"
+
+    # -- what it is
+
+    @property
+    def branch(self) -> str | None:
+        """The branch that a commit goes to; None when read-only."""
+        return None if self._tip is None else self._tip.branch
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot that is read."""
+        return self._snapshot_id
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this session can only read."""
+        return self._tip is None
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """The settings in force."""
+        return self._context.config
+
+    @property
+    def storage_url(self) -> str:
+        """Where the repository is."""
+        return self._context.storage.url
+
+    def allows(self, location: str) -> bool:
+        """Whether virtual chunks at a location may be read."""
+        return self._context.access.allows(location)
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether there is anything to commit."""
+        return not self._staging.is_empty
+
+    def status(self) -> Diff:
+        """Tell what is changed and not committed."""
+        with self._lock:
+            return diff_of(self._log(), self._staging.find_node)
+
+    def discard_changes(self) -> None:
+        """Forget everything that is not committed."""
+        with self._lock:
+            self._check_writable()
+            self._begin(self._staging.base)
+
+    def _check_writable(self) -> Tip:
+        if self._tip is None:
+            raise ReadOnlyError(
+                "this session is read-only; repo.writable_session(branch) gives one that writes "
+                "(after a commit, too: a session commits once)"
+            )
+        return self._tip
+
+    # -- nodes
+
+    def find_node(self, path: str) -> Node | None:
+        """Find a node as the session sees it."""
+        return self._staging.find_node(path)
+
+    def node_paths(self) -> list[str]:
+        """Paths of all nodes, sorted."""
+        with self._lock:
+            return self._staging.paths()
+
+    def attributes_of(self, node: Node) -> bytes | None:
+        """Give a node's attributes as JSON, wherever they stand."""
+        if node.attributes_ref is not None:
+            return self._context.files.read_attributes(node.attributes_ref, node.id)
+        return node.attributes
+
+    def document(self, node: Node) -> bytes:
+        """Give a node's Zarr document."""
+        return encode_document(node.document(self.attributes_of(node)))
+
+    def set_document(self, path: str, data: bytes) -> None:
+        """Create a node, or replace its document."""
+        document = parse_document(data, path=path)
+        with self._lock:
+            self._check_writable()
+            self._staging.set_document(path, document, self.attributes_of)
+            self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        self._views.pop(path, None)
+
+    def delete_nodes(self, paths: Sequence[str]) -> None:
+        """Remove nodes with all their chunks."""
+        with self._lock:
+            self._check_writable()
+            gone = {node.id for node in map(self.find_node, paths) if node is not None}
+            for path in paths:
+                self._staging.delete_node(path)
+                self._forget(path)
+            if self._pending:
+                self._pending = {k: v for k, v in self._pending.items() if k[0] not in gone}
+
+    def move(self, from_path: str, to_path: str) -> None:
+        """Give a node, and all below it, another path; chunks stay where they are."""
+        with self._lock:
+            self._check_writable()
+            if self.find_node(from_path) is None:
+                raise NodeNotFoundError(f"there is no node {from_path!r} to move", path=from_path)
+            self._staging.move_node(from_path, to_path)
+            self._views.clear()
+
+    def find_array(self, path: str) -> ArrayView | None:
+        """Find an array, or None."""
+        try:
+            return self._views[path]
+        except KeyError:
+            with self._lock:
+                node = self._staging.find_node(path)
+                view = None
+                if node is not None and node.is_array:
+                    view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+                if view is not None or len(self._views) < 100_000:
+                    self._views[path] = view
+                return view
+
+    def get_array(self, path: str) -> ArrayView:
+        """Give an array."""
+        view = self.find_array(path)
+        if view is None:
+            raise NodeNotFoundError(
+                f"there is no array {path!r} here; create it before writing its chunks", path=path
+            )
+        return view
+
+    # -- chunks
+
+    def find_chunk(self, view: ArrayView, coord: tuple[int, ...]) -> ChunkRef | bytes | None:
+        """Find a chunk: its reference, its bytes while they wait in memory, or None."""
+        delta = self._staging.deltas.get(view.node.id)
+        if delta is not None:
+            said, staged = delta.find(coords.encode_one(coord))
+            if said:
+                return staged
+            if not delta.keeps(coord):
+                return None
+        return find_ref(self._context.files, view.node, coord)
+
+    def chunk_coordinates(self, array_path: str) -> Iterator[npt.NDArray[np.uint64]]:
+        """Give the coordinates of all chunks that an array has, in batches of n × dimensions."""
+        view = self.get_array(array_path)
+        return chunk_coordinates(
+            self._context.files, view, self._staging.deltas.get(view.node.id)
+        )
+
+    def read_chunk(self, found: ChunkRef | bytes, start: int, stop: int) -> bytes | memoryview:
+        """Read a part of a chunk that was found."""
+        if isinstance(found, bytes):
+            return found[start:stop] if (start, stop) != (0, len(found)) else found
+        if found.inline is not None:
+            return found.inline[start:stop]
+        if found.kind == "virtual":
+            return self._context.access.read(found, start, stop - start)
+        return self._read_native(found, start, stop)
+
+    def _read_native(self, ref: ChunkRef, start: int, stop: int) -> bytes | memoryview:
+        assert ref.file is not None
+        key = chunk_key(ref.file)
+        first, length = (0, ref.length) if ref.crc32c is not None else (start, stop - start)
+        data = self._context.storage.get_range(key, ref.offset + first, length)
+        if len(data) != length:
+            raise CorruptFileError(
+                f"{key} is cut: a chunk of {ref.length} bytes should begin at {ref.offset}", key=key
+            )
+        if ref.crc32c is None:
+            return data
+        self._writer.check_crc(ref, data)
+        return data[start:stop]
+
+    def write_chunk(self, path: str, coord: tuple[int, ...], data: bytes | memoryview) -> None:
+        """Stage a chunk's bytes."""
+        self._check_writable()
+        view = self.get_array(path)
+        if not view.grid.contains(coord):
+            raise _outside(path, coord, view)
+        size_bytes = len(data)
+        waits = self._writer.waits(size_bytes)
+        value = bytes(data) if waits else self._writer.write_one(data)
+        key = coords.encode_one(coord)
+        with self._lock:
+            self._check_writable()
+            if self.find_array(path) is not view:
+                view = self.get_array(path)  # changed meanwhile, by another thread
+            self._staging.delta(view.node.id).entries[key] = value
+            place = (view.node.id, key)
+            self._pending.pop(place, None)
+            if not isinstance(value, bytes) or self._writer.is_inline(size_bytes):
+                return
+            self._pending[place] = value
+            self._pending_bytes += size_bytes
+            full = self._pending_bytes >= self._context.config.chunk_file_size_bytes
+        if full:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Write the chunks that wait in memory into chunk files."""
+        with self._lock:
+            pending, self._pending, self._pending_bytes = self._pending, {}, 0
+            for (node_id, key), ref in self._writer.write_many(pending):
+                delta = self._staging.deltas.get(node_id)
+                if delta is not None and delta.entries.get(key) is pending[node_id, key]:
+                    delta.entries[key] = ref
+
+    def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
+        """Remove a chunk, if there is one."""
+        with self._lock:
+            self._check_writable()
+            view = self.find_array(path)
+            if view is None or not view.grid.contains(coord):
+                return
+            if self.find_chunk(view, coord) is not None:
+                key = coords.encode_one(coord)
+                self._staging.delta(view.node.id).entries[key] = None
+                self._pending.pop((view.node.id, key), None)
+
+    def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
+        """Stage a reference to bytes that are somewhere already."""
+        with self._lock:
+            self._check_writable()
+            view = self.get_array(path)
+            if not view.grid.contains(coord):
+                raise _outside(path, coord, view)
+            key = coords.encode_one(coord)
+            self._staging.delta(view.node.id).entries[key] = ref
+            self._pending.pop((view.node.id, key), None)
+
+    def set_references(self, array_path: str | None, table: pa.Table) -> None:
+        """Point many chunks of arrays at byte ranges of files that exist already.
+
+        Parameters
+        ----------
+        array_path
+            The array; None where the table has a column ``path``.
+        table
+            Columns ``location``, ``offset``, ``length``; optionally ``etag`` and ``last_modified``; and
+            the chunk's place, as a column ``index`` of lists or one integer column per dimension, named as
+            the array's dimensions or ``index_0``, ``index_1``, ….
+
+        Raises
+        ------
+        InvalidInputError
+            A row is wrong; nothing is staged, and the message names the first.
+        """
+        with self._lock:
+            self._check_writable()
+            for node_id, staged in stage_references(self.get_array, array_path, table):
+                self._staging.delta(node_id).add_table(staged)
+                if self._pending:
+                    self._pending = {
+                        place: data
+                        for place, data in self._pending.items()
+                        if place[0] != node_id
+                        or self._staging.deltas[node_id].entries.get(place[1]) is data
+                    }
+
+    # -- commit
+
+    def _log(self) -> TransactionLog:
+        changes = self._changes(settle_only=True)
+        return log_of(self._staging.base, changes)
+
+    def _changes(self, *, settle_only: bool = False) -> Changes:
+        """Put everything staged into columns, for a plan or, with placeholders, for a log."""
+        deltas = {}
+        for node_id, delta in self._staging.deltas.items():
+            for key, value in delta.entries.items():
+                if isinstance(value, bytes):
+                    waiting = settle_only or self._writer.is_inline(len(value))
+                    assert waiting, "a payload is still unwritten"
+            inlined = replace(
+                delta,
+                entries={
+                    key: ChunkRef(inline=value, length=len(value))
+                    if isinstance(value, bytes)
+                    else value
+                    for key, value in delta.entries.items()
+                },
+            )
+            deltas[node_id] = inlined.settle(node_id)
+        return Changes(
+            overlay=self._staging.overlay,
+            deltas=deltas,
+            next_node_id=self._staging.next_node_id,
+        )
+
+    def commit(  # noqa: PLR0913 -- icechunk's signature
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
+    ) -> str:
+        """Make the changes the branch's next snapshot, and give its id; then the session is read-only.
+
+        Raises
+        ------
+        ConflictError
+            The branch has moved; the changes are kept, to be rebased.
+        RebaseFailedError
+            With ``rebase_with``: somebody changed the same things.
+        InvalidInputError
+            Nothing was changed, and ``allow_empty`` is False.
+        """
+        with self._lock:
+            self._check_writable()
+            if self._staging.is_empty and not allow_empty:
+                raise InvalidInputError(
+                    "there are no changes to commit; allow_empty=True makes a snapshot all the same"
+                )
+            _check_message(message, metadata)
+            self._write_pending()
+            attempts = 0
+            while True:
+                try:
+                    return self._commit_once(message, metadata or {})
+                except ConflictError:
+                    attempts += 1
+                    if rebase_with is None or attempts > rebase_tries:
+                        raise
+                self.rebase(rebase_with)
+
+    def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
+        tip = self._check_writable()
+        _, planned = committing.plan(
+            self._context,
+            self._staging.base,
+            self._changes(),
+            message=message,
+            properties=metadata,
+            started_at=self._started_at,
+        )
+        committing.commit_once(self._context, tip, planned)
+        self._tip = None
+        self._snapshot_id = planned.snapshot.id
+        self._begin(planned.snapshot)
+        return self._snapshot_id
+
+    def rebase(self, solver: ConflictSolver) -> None:
+        """Put the changes on top of what the branch has become.
+
+        Raises
+        ------
+        RebaseFailedError
+            A commit changed the same things, and the solver did not settle it.
+        """
+        with self._lock:
+            tip = self._check_writable()
+            self._write_pending()
+            self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)
+            self._snapshot_id = self._tip.snapshot_id
+            self._views.clear()
+
+
+def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:
+    return InvalidInputError(
+        f"the chunk {coord} lies outside the grid {view.grid.chunk_counts} of {path!r}; resize the "
+        f"array first"
+    )
+
+
+def _check_message(message: str, metadata: Mapping[str, Any] | None) -> None:
+    if not isinstance(message, str):
+        raise InvalidInputError(f"a commit's message must be text, not {message!r}")
+    try:
+        json.dumps(dict(metadata or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"the metadata of a commit must be JSON: {error}") from error
+

@@ -1,0 +1,330 @@
+"""What a session has changed so far and not committed: nodes and chunks over a base snapshot.
+
+Owns the picture of "base plus changes" that a session reads through, in memory; does no reading or writing.
+Not safe for threads by itself: the session holds the lock.
+
+Small writes are single entries; a bulk write is a sorted table. Newer wins: entries over tables, later tables
+over earlier ones, all over the base.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    ChunkRef,
+    concat_sorted,
+    keep_rows,
+    member_mask,
+    table_of_refs,
+    with_array_id,
+)
+from icechunk_arrow.core.columns import from_numpy, from_values, one_array
+from icechunk_arrow.core.documents import join_document, same_json, split_document
+from icechunk_arrow.core.grid import grid_of
+from icechunk_arrow.core.snapshot import Node
+from icechunk_arrow.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from icechunk_arrow.core.grid import Grid
+    from icechunk_arrow.core.log import BulkWrite, ChunkChanges
+    from icechunk_arrow.core.snapshot import Snapshot
+
+__all__ = ["ArrayDelta", "Delta", "Staging"]
+
+_ABSENT = object()
+Staged = ChunkRef | bytes | None
+"""A reference, bytes that are not written yet, or None for a deleted chunk."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Delta:
+    """What a commit does to the chunks of one array, as columns."""
+
+    written: pa.Table
+    """References, sorted; their array_id is set when the commit is planned."""
+    deleted: pa.Array
+    """Encoded coordinates of chunks that go, sorted."""
+    kept: tuple[int, ...] | None
+    """Chunks of the base outside this many along each dimension go."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ArrayDelta:
+    """Uncommitted chunks of one array."""
+
+    entries: dict[bytes, Staged] = field(default_factory=dict)
+    tables: list[pa.Table] = field(default_factory=list)
+    kept: tuple[int, ...] | None = None
+
+    def find(self, coord: bytes) -> tuple[bool, Staged]:
+        """Whether the session says anything of a chunk, and what."""
+        staged = self.entries.get(coord, _ABSENT)
+        if staged is not _ABSENT:
+            return True, staged  # type: ignore[return-value]
+        for table in reversed(self.tables):
+            column = one_array(table["coord"])
+            row = bisect_left(range(len(column)), coord, key=lambda i: column[i].as_py())
+            if row < len(column) and column[row].as_py() == coord:
+                return True, ref_of_row(table, row)
+        return False, None
+
+    def keeps(self, coord: tuple[int, ...]) -> bool:
+        """Whether a chunk of the base is still there after the array shrank."""
+        kept = self.kept
+        return kept is None or all(i < n for i, n in zip(coord, kept, strict=True))
+
+    def add_table(self, table: pa.Table) -> None:
+        """Lay many references over what was there."""
+        if self.entries:
+            column = one_array(table["coord"])
+            staged = from_values(list(self.entries), CHUNK_SCHEMA.field("coord").type)
+            covered = member_mask(staged, column)
+            for key, gone in zip(list(self.entries), covered.tolist(), strict=True):
+                if gone:
+                    del self.entries[key]
+        self.tables.append(table)
+
+    def shrink(self, counts: tuple[int, ...]) -> None:
+        """Drop what lies outside a smaller grid, for ever."""
+        before = self.kept or counts
+        self.kept = tuple(min(a, b) for a, b in zip(before, counts, strict=True))
+        limit = np.array(counts, np.uint64)
+        self.entries = {
+            coord: value
+            for coord, value in self.entries.items()
+            if all(i < n for i, n in zip(coords.decode_one(coord), counts, strict=True))
+        }
+        inside = [
+            (coords.decode(one_array(table["coord"]), len(counts)) < limit).all(axis=1)
+            for table in self.tables
+        ]
+        self.tables = [keep_rows(t, m) for t, m in zip(self.tables, inside, strict=True) if m.any()]
+
+    def coordinates(self) -> tuple[pa.Array, pa.Array]:
+        """Coordinates of chunks that are staged, and of those that are deleted."""
+        binary = CHUNK_SCHEMA.field("coord").type
+        entries = list(self.entries.items())
+        present = from_values([key for key, value in entries if value is not None], binary)
+        gone = from_values([key for key, value in entries if value is None], binary)
+        for table in reversed(self.tables):
+            column = one_array(table["coord"])
+            new = ~(member_mask(column, present) | member_mask(column, gone))
+            present = pa.concat_arrays([present, column.filter(from_numpy(new, pa.bool_()))])
+        return present, gone
+
+    def drop_written_by(
+        self, theirs: ChunkChanges, coords_of: Callable[[BulkWrite], Iterable[bytes]]
+    ) -> None:
+        """Forget our changes to the chunks that somebody else changed too."""
+        single = {*theirs.written, *theirs.deleted}
+        for bulk in theirs.bulk:
+            if not bulk.is_dense:
+                single.update(coords_of(bulk))
+        boxes = [bulk.extent for bulk in theirs.bulk if bulk.is_dense]
+
+        def is_theirs(coord: bytes) -> bool:
+            place = coords.decode_one(coord)
+            return coord in single or any(
+                all(a <= i < b for i, (a, b) in zip(place, box, strict=True)) for box in boxes
+            )
+
+        self.entries = {key: v for key, v in self.entries.items() if not is_theirs(key)}
+        kept = []
+        for table in self.tables:
+            column = one_array(table["coord"])
+            mask = np.array([not is_theirs(coord) for coord in column.to_pylist()], np.bool_)
+            if mask.any():
+                kept.append(keep_rows(table, mask))
+        self.tables = kept
+
+    def settle(self, array_id: int) -> Delta:
+        """Put everything into columns; every payload must have become a reference."""
+        refs = {key: value for key, value in self.entries.items() if isinstance(value, ChunkRef)}
+        gone = sorted(key for key, value in self.entries.items() if value is None)
+        assert len(refs) + len(gone) == len(self.entries), "a payload is still unwritten"
+        newest = table_of_refs(array_id, refs) if refs else CHUNK_SCHEMA.empty_table()
+        deleted = from_values(gone, CHUNK_SCHEMA.field("coord").type)
+        tables = [newest] if refs else []
+        for table in reversed(self.tables):
+            rest = with_array_id(table, array_id)
+            for cover in (*tables, None):
+                over = deleted if cover is None else one_array(cover["coord"])
+                if len(over) and rest.num_rows:
+                    rest = keep_rows(rest, ~member_mask(rest["coord"], over))
+            if rest.num_rows:
+                tables.append(rest)
+        return Delta(written=concat_sorted(tables), deleted=deleted, kept=self.kept)
+
+
+def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
+    """Read one reference of a table in memory."""
+    line = {name: table[name][row] for name in CHUNK_SCHEMA.names}
+    modified = line["last_modified"]
+    inline = line["inline_data"].as_py()
+    return ChunkRef(
+        inline=inline,
+        file=line["chunk_file"].as_py(),
+        offset=line["offset"].as_py() or 0,
+        length=line["length"].as_py(),
+        etag=line["etag"].as_py(),
+        last_modified=modified.value if modified.is_valid else None,
+        crc32c=line["crc32c"].as_py(),
+    )
+
+
+class Staging:
+    """Nodes and chunks as a session sees them."""
+
+    def __init__(self, base: Snapshot) -> None:
+        self.base = base
+        self.overlay: dict[str, Node | None] = {}
+        self.deltas: dict[int, ArrayDelta] = {}
+        self.next_node_id = base.facts.next_node_id
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was changed."""
+        return not self.overlay and not self.deltas
+
+    def find_node(self, path: str) -> Node | None:
+        """Find a node as it stands now."""
+        if path in self.overlay:
+            return self.overlay[path]
+        return self.base.find_node(path)
+
+    def paths(self) -> list[str]:
+        """Paths of all nodes, sorted."""
+        if not self.overlay:
+            return list(self.base.rows_by_path)
+        kept = [path for path in self.base.rows_by_path if path not in self.overlay]
+        return sorted([*kept, *(path for path, node in self.overlay.items() if node is not None)])
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes as they stand now, by path."""
+        for path in self.paths():
+            node = self.find_node(path)
+            assert node is not None
+            yield node
+
+    def delta(self, node_id: int) -> ArrayDelta:
+        """Uncommitted chunks of an array, to be changed."""
+        return self.deltas.setdefault(node_id, ArrayDelta())
+
+    def set_document(
+        self, path: str, document: dict[str, Any], attributes_of: Callable[[Node], bytes | None]
+    ) -> None:
+        """Create a node, or give it another document."""
+        columns, attributes, extension = split_document(document)
+        node = self.find_node(path)
+        if node is None:
+            self._check_place(path, is_array=columns is not None)
+        elif not _is_update(node, document):
+            self.delete_node(path)
+            node = None
+        if node is None:
+            self.overlay[path] = Node(
+                id=self.next_node_id,
+                path=path,
+                columns=columns,
+                attributes=attributes,
+                extension=extension,
+            )
+            self.next_node_id += 1
+            return
+        same = attributes_of(node) == attributes
+        updated = replace(
+            node,
+            columns=columns,
+            extension=extension,
+            attributes=node.attributes if same else attributes,
+            attributes_ref=node.attributes_ref if same else None,
+        )
+        if columns is not None:
+            self._resize(node, grid_of(document))
+        if updated != node:
+            self.overlay[path] = updated
+
+    def _check_place(self, path: str, *, is_array: bool) -> None:
+        """An array has no children, and a node has no array above it."""
+        above = path
+        while above != "/":
+            above = above.rpartition("/")[0] or "/"
+            parent = self.find_node(above)
+            if parent is not None and parent.is_array:
+                raise InvalidInputError(
+                    f"{path!r} cannot be created: {above!r} is an array, and arrays have no children. "
+                    f"Delete the array first."
+                )
+        if is_array and any(True for _ in self.paths_below(path)):
+            raise InvalidInputError(
+                f"{path!r} cannot become an array: there are nodes below it. Delete them first."
+            )
+
+    def paths_below(self, path: str) -> Iterator[str]:
+        """Paths of all nodes below one, without itself."""
+        prefix = "/" if path == "/" else path + "/"
+        return (each for each in self.paths() if each.startswith(prefix) and each != path)
+
+    def _resize(self, node: Node, grid: Grid) -> None:
+        before = node.grid.chunk_counts
+        if any(new < old for new, old in zip(grid.chunk_counts, before, strict=True)):
+            self.delta(node.id).shrink(grid.chunk_counts)
+
+    def delete_node(self, path: str) -> None:
+        """Remove a node, with all its chunks; what is below it stays."""
+        node = self.find_node(path)
+        if node is None:
+            return
+        self.deltas.pop(node.id, None)
+        if path in self.base.rows_by_path:
+            self.overlay[path] = None
+        else:
+            del self.overlay[path]
+
+    def move_node(self, path: str, to: str) -> None:
+        """Give a node, and all below it, another path."""
+        if self.find_node(to) is not None:
+            raise InvalidInputError(f"{path!r} cannot move to {to!r}: there is a node already")
+        if path == "/" or to == path or to.startswith(path + "/"):
+            raise InvalidInputError(f"{path!r} cannot move to {to!r}, which is itself or below it")
+        parent = self.find_node(to.rpartition("/")[0] or "/")
+        if parent is None or parent.is_array:
+            raise InvalidInputError(
+                f"{path!r} cannot move to {to!r}: there is no group to hold it. Create it first."
+            )
+        for old in [path, *self.paths_below(path)]:
+            node = self.find_node(old)
+            assert node is not None
+            if old in self.base.rows_by_path:
+                self.overlay[old] = None
+            else:
+                del self.overlay[old]
+            new = to + old[len(path) :]
+            self.overlay[new] = replace(node, path=new)
+
+
+def _is_update(node: Node, document: dict[str, Any]) -> bool:
+    """Whether a document changes this node rather than putting another in its place.
+
+    Chunks are kept when they still mean something: the same kind of node on the same chunking.
+    """
+    if node.is_array != (document["node_type"] == "array"):
+        return False
+    if not node.is_array:
+        return True
+    old = join_document(node.columns, None, node.extension)
+    unchanged = all(
+        same_json(old.get(name), document.get(name)) for name in ("data_type", "chunk_key_encoding")
+    )
+    return unchanged and node.grid.same_chunking(grid_of(document))

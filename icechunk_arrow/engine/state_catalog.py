@@ -1,0 +1,268 @@
+"""The catalog that is one state file, replaced by compare-and-swap.
+
+Specification: schemas/README.md#state-file
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.engine.catalog import (
+    Catalog,
+    Tip,
+    branch_not_found,
+    conflict,
+    refuse_main,
+)
+from icechunk_arrow.errors import (
+    AlreadyExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    ReadOnlyError,
+    RepositoryNotFoundError,
+    StorageError,
+)
+from icechunk_arrow.formats import state as state_format
+from icechunk_arrow.formats.layout import MAIN, STATE_KEY, check_ref_name
+from icechunk_arrow.formats.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["StateCatalog", "publish_state"]
+
+
+class StateCatalog(Catalog):
+    """All branches and tags in ``state.json``, beside the data or apart from it."""
+
+    def __init__(
+        self, storage: Storage, new_id: Callable[[], str], store_root: str | None = None
+    ) -> None:
+        self._storage = storage
+        self._new_id = new_id
+        self._store_root = store_root
+
+    def read(self) -> State:
+        """Read the whole state."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[State, str]:
+        try:
+            data, token = self._storage.get_versioned(STATE_KEY)
+        except ObjectNotFoundError as error:
+            raise RepositoryNotFoundError(
+                f"there is no {STATE_KEY} at {self._storage.url}"
+            ) from error
+        return state_format.decode(data, STATE_KEY), token
+
+    def _check_able(self, ability: str) -> None:
+        able = self._storage.capabilities
+        if not getattr(able, ability):
+            raise ReadOnlyError(
+                f"{self._storage.url} cannot hold the state file of a repository: "
+                f"{able.missing or f'it has no conditional {ability}'}"
+            )
+
+    def initialize(self, snapshot: SnapshotInfo) -> None:
+        self._check_able("create")
+        state = State(
+            id=snapshot.id,
+            generation=0,
+            snapshots=(snapshot,),
+            branches={MAIN: snapshot.id},
+            store_root=self._store_root,
+            write_id=self._new_id(),
+        )
+        taken = AlreadyExistsError(
+            f"there is a state file at {self._storage.url} already; open it, or choose another place"
+        )
+        try:
+            self._storage.create(STATE_KEY, state_format.encode(state))
+        except AlreadyExistsError:
+            if self.read().id != state.id:
+                raise taken from None
+        except StorageError as error:
+            try:
+                found = self.read()
+            except RepositoryNotFoundError:
+                raise error from None
+            if found.id != state.id:
+                raise taken from None
+
+    def exists(self) -> bool:
+        return self._storage.exists(STATE_KEY)
+
+    def _change(
+        self, decide: Callable[[State], State | None], has_effect: Callable[[State], bool]
+    ) -> State:
+        """Replace the state by what ``decide`` makes of it, as often as others are faster.
+
+        ``decide`` raises where the change is not possible. After a lost answer ``has_effect`` tells whether
+        the change is in, whoever replaced the file since.
+        """
+        self._check_able("replace")
+        while True:
+            state, token = self._read()
+            new = decide(state)
+            if new is None:
+                return state
+            try:
+                self._storage.replace(STATE_KEY, state_format.encode(new), token)
+            except PreconditionFailedError:
+                # somebody else, or ourselves with the answer lost and the request sent again
+                now = self.read()
+                if now.write_id == new.write_id:
+                    return now
+            except StorageError:
+                now = self.read()
+                if now.write_id != new.write_id and not (
+                    now.generation > new.generation and has_effect(now)
+                ):
+                    raise
+                return now
+            else:
+                return new
+
+    def find_tip(self, branch: str) -> Tip | None:
+        check_ref_name(branch)
+        state = self.read()
+        snapshot = state.branches.get(branch)
+        if snapshot is None:
+            return None
+        return Tip(branch=branch, snapshot_id=snapshot, position=state.generation)
+
+    def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
+        def is_in(state: State) -> bool:
+            return any(info.id == snapshot.id for info in state.snapshots)
+
+        def decide(state: State) -> State | None:
+            if is_in(state):
+                return None
+            actual = state.branches.get(tip.branch)
+            if actual != tip.snapshot_id:
+                raise conflict(tip.branch, tip.snapshot_id, actual)
+            return state.next(
+                self._new_id(),
+                snapshots=(*state.snapshots, snapshot),
+                branches={**state.branches, tip.branch: snapshot.id},
+            )
+
+        state = self._change(decide, is_in)
+        return Tip(branch=tip.branch, snapshot_id=snapshot.id, position=state.generation)
+
+    def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:
+        check_ref_name(name)
+
+        def decide(state: State) -> State:
+            if name in state.branches:
+                raise AlreadyExistsError(
+                    f"there is a branch {name!r} already; reset_branch moves it, delete_branch ends it"
+                )
+            return self._with_branch(state, name, snapshot)
+
+        self._change(decide, lambda state: name in state.branches)
+
+    def _with_branch(self, state: State, name: str, snapshot: SnapshotInfo) -> State:
+        known = any(info.id == snapshot.id for info in state.snapshots)
+        return state.next(
+            self._new_id(),
+            snapshots=state.snapshots if known else (*state.snapshots, snapshot),
+            branches={**state.branches, name: snapshot.id},
+        )
+
+    def reset_branch(self, name: str, snapshot: SnapshotInfo, expected: str | None) -> None:
+        def decide(state: State) -> State:
+            actual = state.branches.get(name)
+            if actual is None:
+                raise branch_not_found(name)
+            if expected is not None and actual != expected:
+                raise conflict(name, expected, actual)
+            return self._with_branch(state, name, snapshot)
+
+        self._change(decide, lambda state: state.branches.get(name) == snapshot.id)
+
+    def delete_branch(self, name: str) -> None:
+        refuse_main(name)
+
+        def decide(state: State) -> State:
+            if name not in state.branches:
+                raise branch_not_found(name)
+            rest = {n: s for n, s in state.branches.items() if n != name}
+            return state.next(self._new_id(), branches=rest)
+
+        self._change(decide, lambda state: name not in state.branches)
+
+    def list_branches(self) -> set[str]:
+        return set(self.read().branches)
+
+    def create_tag(self, name: str, snapshot: SnapshotInfo) -> None:
+        check_ref_name(name, "tag")
+
+        def decide(state: State) -> State:
+            if name in state.withdrawn_tags:
+                raise AlreadyExistsError(
+                    f"the tag {name!r} was withdrawn, and its name stays reserved; choose another"
+                )
+            if name in state.tags:
+                raise AlreadyExistsError(
+                    f"there is a tag {name!r} already, and tags do not move; choose another name"
+                )
+            known = any(info.id == snapshot.id for info in state.snapshots)
+            return state.next(
+                self._new_id(),
+                snapshots=state.snapshots if known else (*state.snapshots, snapshot),
+                tags={**state.tags, name: snapshot.id},
+            )
+
+        self._change(decide, lambda state: state.tags.get(name) == snapshot.id)
+
+    def find_tag(self, name: str) -> str | None:
+        return self.read().tags.get(check_ref_name(name, "tag"))
+
+    def delete_tag(self, name: str) -> None:
+        snapshot = self.get_tag(name)
+
+        def decide(state: State) -> State | None:
+            if name in state.withdrawn_tags:
+                return None
+            return state.next(
+                self._new_id(),
+                tags={n: s for n, s in state.tags.items() if n != name},
+                withdrawn_tags={**state.withdrawn_tags, name: snapshot},
+            )
+
+        self._change(decide, lambda state: name in state.withdrawn_tags)
+
+    def list_tags(self) -> set[str]:
+        return set(self.read().tags)
+
+
+def publish_state(storage: Storage, state: State) -> State:
+    """Write ``state.json`` for readers that want everything in one read; the branches decide, not it."""
+    while True:
+        try:
+            data, token = storage.get_versioned(STATE_KEY)
+        except ObjectNotFoundError:
+            try:
+                storage.create(STATE_KEY, state_format.encode(state))
+            except AlreadyExistsError:
+                continue
+            return state
+        found = state_format.decode(data, STATE_KEY)
+        new = state_format.State(
+            id=state.id,
+            generation=found.generation + 1,
+            snapshots=state.snapshots,
+            branches=state.branches,
+            tags=state.tags,
+            withdrawn_tags=state.withdrawn_tags,
+            write_id=state.write_id,
+        )
+        try:
+            storage.replace(STATE_KEY, state_format.encode(new), token)
+        except PreconditionFailedError:
+            continue
+        return new

@@ -1,0 +1,259 @@
+"""The repository that people hold: thin, it holds the open parts and delegates."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from icechunk_arrow.core.ids import check_id
+from icechunk_arrow.engine import opening
+from icechunk_arrow.engine.exporting import export_state
+from icechunk_arrow.engine.history import full_ancestors
+from icechunk_arrow.engine.timetravel import resolve
+from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
+from icechunk_arrow.html import html_of
+from icechunk_arrow.session import Session
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
+
+    from icechunk_arrow.core.conflict import ConflictSolver
+    from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.engine.config import RepositoryConfig
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.zarr import IcechunkStore
+
+    Place = str | os.PathLike[str]
+    Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
+
+__all__ = ["Repository"]
+
+
+class Repository:
+    """A versioned collection of Zarr arrays: branches, tags, snapshots, and sessions to read and write.
+
+    Made by :meth:`create`, :meth:`open` or :meth:`open_or_create`, which take
+
+    url
+        A path, or a URL that fsspec knows: ``s3://bucket/folder``, ``memory://name``, ….
+    storage_options
+        What the file system takes, as in pandas, dask and xarray.
+    config
+        Settings. Given to ``create`` they are saved; given to ``open`` they override those saved.
+    authorize_virtual_chunk_access
+        URL prefixes from which virtual chunks may be read, or a mapping of them to ``storage_options``.
+    state_url
+        Where the state file is, for a repository whose catalog is a state file apart from the data.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @classmethod
+    def create(  # noqa: PLR0913 -- each is one choice of a new repository
+        cls,
+        url: Place,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Allowed = None,
+        catalog: str = "branches",
+        state_url: Place | None = None,
+    ) -> Repository:
+        """Make a repository where there is none.
+
+        ``catalog="branches"`` keeps branches and tags as files of their own; ``catalog="state"`` keeps them in
+        one state file, at ``state_url`` or beside the data.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a repository already.
+        ReadOnlyError
+            The place cannot do what a commit needs.
+        """
+        context = opening.create_context(
+            url,
+            storage_options,
+            config,
+            authorize_virtual_chunk_access,
+            catalog=catalog,
+            state_url=state_url,
+        )
+        return cls(context)
+
+    @classmethod
+    def open(
+        cls,
+        url: Place,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Allowed = None,
+        state_url: Place | None = None,
+    ) -> Repository:
+        """Open a repository that exists, or ``RepositoryNotFoundError``."""
+        context = opening.open_context(
+            url, storage_options, config, authorize_virtual_chunk_access, state_url=state_url
+        )
+        return cls(context)
+
+    @classmethod
+    def open_or_create(
+        cls, url: Place, storage_options: Mapping[str, Any] | None = None, **choices: Any
+    ) -> Repository:
+        """Open a repository, or make it; of several processes that try, one makes it."""
+        to_open = {name: value for name, value in choices.items() if name != "catalog"}
+        try:
+            return cls.open(url, storage_options, **to_open)
+        except RepositoryNotFoundError:
+            pass
+        try:
+            return cls.create(url, storage_options, **choices)
+        except AlreadyExistsError:
+            return cls.open(url, storage_options, **to_open)
+
+    @staticmethod
+    def exists(
+        url: Place,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        state_url: Place | None = None,
+    ) -> bool:
+        """Whether there is a repository."""
+        return opening.repository_exists(url, storage_options, state_url=state_url)
+
+    def __repr__(self) -> str:
+        return f"<Repository {self.url}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(
+            "Repository",
+            {
+                "url": self.url,
+                "branches": ", ".join(sorted(self.list_branches())),
+                "tags": ", ".join(sorted(self.list_tags())),
+                "main": str(self.lookup_snapshot(self.lookup_branch("main"))),
+            },
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the repository is."""
+        return self._context.storage.url
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """The settings in force."""
+        return self._context.config
+
+    def save_config(self) -> None:
+        """Write the settings in force into the repository, for everybody who opens it from now on."""
+        opening.save_config(self._context.storage, self._context.config)
+
+    # -- branches and tags
+
+    def list_branches(self) -> set[str]:
+        """Names of all branches."""
+        return self._context.catalog.list_branches()
+
+    def lookup_branch(self, branch: str) -> str:
+        """Id of the snapshot that a branch points to."""
+        return self._context.catalog.get_tip(branch).snapshot_id
+
+    def create_branch(self, branch: str, snapshot_id: str) -> None:
+        """Begin a branch at a snapshot."""
+        self._context.catalog.create_branch(branch, self._facts(snapshot_id))
+
+    def reset_branch(
+        self, branch: str, snapshot_id: str, from_snapshot_id: str | None = None
+    ) -> None:
+        """Point a branch at another snapshot; with ``from_snapshot_id`` only if it is still there."""
+        self._context.catalog.reset_branch(branch, self._facts(snapshot_id), from_snapshot_id)
+
+    def delete_branch(self, branch: str) -> None:
+        """End a branch; ``main`` stays."""
+        self._context.catalog.delete_branch(branch)
+
+    def list_tags(self) -> set[str]:
+        """Names of all tags that are not withdrawn."""
+        return self._context.catalog.list_tags()
+
+    def lookup_tag(self, tag: str) -> str:
+        """Id of the snapshot that a tag points to."""
+        return self._context.catalog.get_tag(tag)
+
+    def create_tag(self, tag: str, snapshot_id: str) -> None:
+        """Name a snapshot, for good."""
+        self._context.catalog.create_tag(tag, self._facts(snapshot_id))
+
+    def delete_tag(self, tag: str) -> None:
+        """Withdraw a tag; its name stays reserved for ever."""
+        self._context.catalog.delete_tag(tag)
+
+    def _facts(self, snapshot_id: str) -> SnapshotInfo:
+        return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
+
+    # -- history
+
+    def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+        """What is known of a snapshot: parent, time, message, metadata."""
+        return self._facts(snapshot_id)
+
+    def ancestry(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Iterator[SnapshotInfo]:
+        """Walk from a snapshot to the first, newest first."""
+        start = resolve(self._context, branch=branch, tag=tag, snapshot_id=snapshot_id)
+        return full_ancestors(self._context.files, start)
+
+    # -- sessions
+
+    def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """Read one snapshot: a branch's newest or as of a time, a tag's, or one by id."""
+        found = resolve(
+            self._context, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
+        )
+        return Session(self._context, found)
+
+    def writable_session(self, branch: str) -> Session:
+        """Read a branch's newest snapshot, change it, and commit."""
+        tip = self._context.catalog.get_tip(branch)
+        return Session(self._context, tip.snapshot_id, tip)
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+    ) -> Iterator[IcechunkStore]:
+        """Give a store to write to; commits when the block ends well, and nothing when it raises."""
+        session = self.writable_session(branch)
+        yield session.store
+        session.commit(
+            message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries
+        )
+
+    # -- publishing
+
+    def export_state(self) -> None:
+        """Publish ``state.json``: all snapshots, branches and tags in one file, for other readers."""
+        export_state(self._context)
+

@@ -1,0 +1,35 @@
+"""The session that people hold: the engine's, with its store and its pictures."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from icechunk_arrow.engine.session import BaseSession
+from icechunk_arrow.html import html_of
+from icechunk_arrow.zarr import IcechunkStore
+
+__all__ = ["Session"]
+
+
+class Session(BaseSession):
+    """Reads one snapshot; on a branch, also gathers changes and commits them.
+
+    Sessions come from :meth:`Repository.readonly_session` and :meth:`Repository.writable_session`. They and
+    their stores are safe to use from many threads. A read-only session pickles.
+    """
+
+    @cached_property
+    def store(self) -> IcechunkStore:
+        """The Zarr store: what ``zarr.open_group`` and ``xarray.open_zarr`` take."""
+        return IcechunkStore(self, read_only=self.read_only)
+
+    def _repr_html_(self) -> str:
+        return html_of(
+            "Session",
+            {
+                "repository": self._context.storage.url,
+                "branch": self.branch or "(read-only)",
+                "snapshot": self.snapshot_id,
+                "uncommitted changes": str(self.status()) if not self.read_only else "",
+            },
+        )
