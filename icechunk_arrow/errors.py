@@ -77,7 +77,8 @@ def _rebuild(
     kind: type[IcechunkArrowError], message: str, facts: dict[str, Any]
 ) -> IcechunkArrowError:
     """Make an error again from its parts, whatever its constructor asks for."""
-    error = kind.__new__(kind)
+    maker: Any = OSError if issubclass(kind, OSError) else kind
+    error: IcechunkArrowError = maker.__new__(kind)
     IcechunkArrowError.__init__(error, message, **facts)
     return error
 

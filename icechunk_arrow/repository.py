@@ -52,7 +52,7 @@ class Repository:
         self._context = context
 
     @classmethod
-    def create(  # noqa: PLR0913 -- each is one choice of a new repository
+    def create(
         cls,
         url: Place,
         storage_options: Mapping[str, Any] | None = None,
@@ -224,13 +224,12 @@ class Repository:
         as_of: datetime | None = None,
     ) -> Session:
         """Read one snapshot: a branch's newest or as of a time, a tag's, or one by id."""
-        found = resolve(
-            self._context, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
-        )
+        found = resolve(self._context, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
         return Session(self._context, found)
 
     def writable_session(self, branch: str) -> Session:
         """Read a branch's newest snapshot, change it, and commit."""
+        self._context.storage.require_writable()
         tip = self._context.catalog.get_tip(branch)
         return Session(self._context, tip.snapshot_id, tip)
 
@@ -247,13 +246,10 @@ class Repository:
         """Give a store to write to; commits when the block ends well, and nothing when it raises."""
         session = self.writable_session(branch)
         yield session.store
-        session.commit(
-            message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries
-        )
+        session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
 
     # -- publishing
 
     def export_state(self) -> None:
         """Publish ``state.json``: all snapshots, branches and tags in one file, for other readers."""
         export_state(self._context)
-

@@ -186,7 +186,7 @@ class IcechunkStore(Store):
                 f"{type(self).__name__}.set(): `value` must be a Buffer instance. Got an instance of "
                 f"{type(value)} instead."
             )
-        return memoryview(np.ascontiguousarray(value.as_numpy_array())).cast("B")
+        return np.ascontiguousarray(value.as_numpy_array()).view(np.uint8).data
 
     # -- asynchronous protocol
 
@@ -309,7 +309,7 @@ class IcechunkStore(Store):
             )
         return location
 
-    def set_virtual_ref(  # noqa: PLR0913 -- icechunk's signature
+    def set_virtual_ref(
         self,
         key: str,
         location: str,
@@ -339,9 +339,7 @@ class IcechunkStore(Store):
         _check_range(offset, length)
         etag = checksum if isinstance(checksum, str) else None
         moment = None if isinstance(checksum, str) else _micros(checksum)
-        ref = ChunkRef(
-            file=location, offset=offset, length=length, etag=etag, last_modified=moment
-        )
+        ref = ChunkRef(file=location, offset=offset, length=length, etag=etag, last_modified=moment)
         self._keys.point(key, ref)
 
     def set_virtual_refs(
@@ -366,7 +364,7 @@ class IcechunkStore(Store):
         }
         self._session.set_references(array_path, pa.Table.from_pydict(columns))
 
-    def set_virtual_refs_arr(  # noqa: PLR0913 -- icechunk's signature
+    def set_virtual_refs_arr(
         self,
         array_path: str,
         chunk_grid_shape: Sequence[int],

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, to_numpy, validity
+from icechunk_arrow.core.columns import (
+    empty_table,
+    from_numpy,
+    from_values,
+    indices,
+    to_numpy,
+    validity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,7 +173,7 @@ def concat_sorted(tables: list[pa.Table]) -> pa.Table:
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
         return full[0]
-    return sort_rows(pa.concat_tables(full)) if full else CHUNK_SCHEMA.empty_table()
+    return sort_rows(pa.concat_tables(full)) if full else empty_table(CHUNK_SCHEMA)
 
 
 def member_mask(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> npt.NDArray[np.bool_]:

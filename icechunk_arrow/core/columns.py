@@ -21,11 +21,12 @@ __all__ = [
     "bytes_at",
     "conform",
     "empty",
+    "empty_table",
     "from_numpy",
     "from_values",
     "indices",
-    "one_array",
     "offsets_and_data",
+    "one_array",
     "table_from_rows",
     "to_numpy",
     "validity",
@@ -137,7 +138,9 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         return pa.Array.from_buffers(arrow_type, count, buffers)
     if pa.types.is_fixed_size_list(arrow_type):
         size = arrow_type.list_size
-        flat = [item for value in values for item in (value if value is not None else [None] * size)]
+        flat = [
+            item for value in values for item in (value if value is not None else [None] * size)
+        ]
         children = [from_values(flat, arrow_type.value_type)]
         return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
     if pa.types.is_list(arrow_type):
@@ -151,7 +154,9 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
             from_values(
                 [None if value is None else value[field.name] for value in values]
                 if field.nullable
-                else [_blank(field.type) if value is None else value[field.name] for value in values],
+                else [
+                    _blank(field.type) if value is None else value[field.name] for value in values
+                ],
                 field.type,
             )
             for field in (arrow_type.field(i) for i in range(arrow_type.num_fields))
@@ -172,6 +177,11 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 def empty(arrow_type: pa.DataType) -> pa.Array:
     """Make an array of a type with nothing in it."""
     return from_values([], arrow_type)
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Make a table without rows."""
+    return pa.Table.from_arrays([empty(field.type) for field in schema], schema=schema)
 
 
 def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:

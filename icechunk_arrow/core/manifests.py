@@ -70,9 +70,7 @@ def is_covered(
     return (
         written is not None
         and volume(written) == written_count
-        and all(
-            a[0] >= b[0] and a[1] <= b[1] for a, b in zip(entry.extent, written, strict=True)
-        )
+        and all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(entry.extent, written, strict=True))
     )
 
 

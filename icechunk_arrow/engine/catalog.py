@@ -18,7 +18,6 @@ from icechunk_arrow.errors import (
     ConflictError,
     InvalidInputError,
     ObjectNotFoundError,
-    ReadOnlyError,
     RefNotFoundError,
     StorageError,
 )
@@ -220,7 +219,6 @@ class SequenceCatalog(Catalog):
 
     def _create(self, key: str, entry: RefEntry) -> bool:
         """Create an entry; True also when it turns out to be there by our own hand."""
-        self._check_can_create()
         data = refs.encode(entry)
         try:
             self._storage.create(key, data)
@@ -236,13 +234,6 @@ class SequenceCatalog(Catalog):
                 raise
             return found == entry
         return True
-
-    def _check_can_create(self) -> None:
-        able = self._storage.capabilities
-        if not able.create:
-            raise ReadOnlyError(
-                f"{self._storage.url} cannot be written safely: {able.missing or 'no exclusive create'}"
-            )
 
     def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
         number = tip.position + 1

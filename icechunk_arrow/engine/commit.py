@@ -34,7 +34,7 @@ def _fresh() -> Iterator[str]:
         yield new_id()
 
 
-def plan(  # noqa: PLR0913 -- the facts of one commit
+def plan(
     context: Context,
     base: Snapshot,
     changes: Changes,
@@ -83,7 +83,5 @@ def commit_once(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
     write_files(context, planned.files)
     context.storage.sync()
     new_tip = context.catalog.advance(tip, planned.snapshot.facts.info)
-    _log.info(
-        "committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files)
-    )
+    _log.info("committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files))
     return new_tip

@@ -84,7 +84,8 @@ class RepositoryConfig:
             found = yaml.safe_load(text)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"the configuration is not YAML: {error}") from error
-        return _build(cls, {} if found is None else found, "")
+        config: RepositoryConfig = _build(cls, {} if found is None else found, "")
+        return config
 
     def to_yaml(self) -> str:
         """Write all settings."""

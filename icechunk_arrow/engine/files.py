@@ -6,7 +6,7 @@ Owns which bytes of a file are fetched, and the cache; decides nothing about the
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,13 +66,11 @@ class Rows:
         self.table = table
         self._ids = to_numpy(table["array_id"])
         self._offsets, data = offsets_and_data(one_array(table["coord"]))
-        self._coords = memoryview(data)
+        self._coords = data.data
         self._inline = table["inline_data"].null_count < table.num_rows
         self._lengths = to_numpy(table["length"])
         self._starts = to_numpy(table["offset"])
-        self._columns = {
-            name: one_array(table[name]) for name in ("inline_data", "chunk_file")
-        }
+        self._columns = {name: one_array(table[name]) for name in ("inline_data", "chunk_file")}
         self._optional = [
             name
             for name in ("etag", "last_modified", "crc32c")
@@ -103,14 +101,15 @@ class Rows:
         """Read the reference of a row, which must be the array's."""
         if int(self._ids[row]) != array_id:
             raise CorruptFileError(
-                f"{self.key} has no chunk of array {array_id} where its snapshot says so", key=self.key
+                f"{self.key} has no chunk of array {array_id} where its snapshot says so",
+                key=self.key,
             )
         length = int(self._lengths[row])
         if self._inline:
             inline = self._columns["inline_data"][row].as_py()
             if inline is not None:
                 return ChunkRef(inline=inline, length=length)
-        extra = {}
+        extra: dict[str, Any] = {}
         for name in self._optional:
             column = one_array(self.table[name])
             if name == "last_modified":

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from icechunk_arrow.core.chunks import ChunkRef
-    from icechunk_arrow.engine.session import ArrayView, BaseSession
+    from icechunk_arrow.engine.session import BaseSession
+    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["Found", "Keyspace"]
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.snapshot import InventoryEntry
     from icechunk_arrow.engine.files import Files
-    from icechunk_arrow.engine.session import ArrayView
     from icechunk_arrow.engine.staging import ArrayDelta
+    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["chunk_coordinates"]
 
@@ -74,4 +74,3 @@ def _entry_batches(
         base = opened.group_starts[group]
         low, high = max(first_row - base, 0), min(last_row - base, rows.table.num_rows)
         yield coords.decode(one_array(rows.table["coord"]).slice(low, high - low), ndim)
-

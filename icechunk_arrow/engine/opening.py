@@ -19,7 +19,6 @@ from icechunk_arrow.errors import (
     NotAuthorizedError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    ReadOnlyError,
     RepositoryNotFoundError,
 )
 from icechunk_arrow.formats import structure
@@ -86,7 +85,7 @@ def _state_place(state_url: Place) -> str:
     return text.removesuffix(f"/{STATE_KEY}")
 
 
-def create_context(  # noqa: PLR0913 -- the ways in which a repository can be made
+def create_context(
     url: Place,
     storage_options: Mapping[str, Any] | None,
     config: RepositoryConfig | None,
@@ -98,7 +97,7 @@ def create_context(  # noqa: PLR0913 -- the ways in which a repository can be ma
     """Make a repository with an empty first snapshot."""
     settled = config or RepositoryConfig()
     storage = open_storage(url, storage_options, settings=settled.storage)
-    _refuse_unsafe(storage)
+    storage.require_writable()
     if catalog == "branches":
         if state_url is not None:
             raise InvalidInputError("state_url goes with catalog='state'")
@@ -141,15 +140,6 @@ def create_context(  # noqa: PLR0913 -- the ways in which a repository can be ma
     storage.sync()
     chosen.initialize(first.facts.info)
     return _context(storage, chosen, settled, allowed)
-
-
-def _refuse_unsafe(storage: Storage) -> None:
-    able = storage.capabilities
-    if not able.create:
-        raise ReadOnlyError(
-            f"{storage.url} cannot hold a repository that is written: "
-            f"{able.missing or 'it has no exclusive create'}"
-        )
 
 
 def open_context(
@@ -215,4 +205,3 @@ def repository_exists(
         return open_storage(_state_place(state_url), storage_options).exists(STATE_KEY)
     storage = open_storage(url, storage_options)
     return storage.exists(branch_key(MAIN, 0)) or storage.exists(STATE_KEY)
-

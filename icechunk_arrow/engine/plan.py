@@ -140,7 +140,7 @@ def plan_reading(base: Snapshot, changes: Changes, *, merge: bool = True) -> Rea
     return Reading(units=(*map(tuple, groups), *single), dropped=frozenset(dropped))
 
 
-def plan_commit(  # noqa: PLR0913 -- every argument is something a pure function may not find out itself
+def plan_commit(
     base: Snapshot,
     changes: Changes,
     *,
@@ -160,9 +160,7 @@ def plan_commit(  # noqa: PLR0913 -- every argument is something a pure function
     sizes = dict(base.manifest_sizes)
 
     def add(kind: FileKind, name: str, data: bytes) -> None:
-        files.append(
-            PlannedFile(key=key_of(kind, name), data=data, metadata=header_metadata(kind))
-        )
+        files.append(PlannedFile(key=key_of(kind, name), data=data, metadata=header_metadata(kind)))
 
     def write_manifests(table: pa.Table) -> None:
         ids = np.unique(to_numpy(table["array_id"])).tolist()
@@ -304,7 +302,8 @@ def log_of(
         facts=facts,
         created=tuple(created),
         deleted=tuple(
-            NodeName(id=n.id, path=n.path, type=n.type) for n in sorted(deleted, key=lambda n: n.path)
+            NodeName(id=n.id, path=n.path, type=n.type)
+            for n in sorted(deleted, key=lambda n: n.path)
         ),
         moved=tuple(moved),
         updated_metadata=tuple(metadata),
@@ -315,10 +314,11 @@ def log_of(
 
 
 def _chunk_changes(delta: Delta, entries: list[InventoryEntry] | None) -> ChunkChanges:
+    written: tuple[bytes, ...] = ()
+    bulk: tuple[BulkWrite, ...] = ()
     if delta.written.num_rows <= LOGGED_COORDS:
-        written, bulk = tuple(delta.written["coord"].to_pylist()), ()
+        written = tuple(delta.written["coord"].to_pylist())
     elif entries is not None:
-        written = ()
         bulk = tuple(
             BulkWrite(manifest=e.manifest, extent=e.extent, chunk_count=e.row_count)
             for e in entries
@@ -326,7 +326,6 @@ def _chunk_changes(delta: Delta, entries: list[InventoryEntry] | None) -> ChunkC
     else:
         column = one_array(delta.written["coord"])
         extent = extent_of(column, len(coords.decode_one(column[0].as_py())))
-        written = ()
         bulk = (BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(column)),)
     return ChunkChanges(
         written=written, deleted=tuple(delta.deleted.to_pylist()), bulk=bulk, kept=delta.kept
@@ -338,4 +337,3 @@ def describe(plan: CommitPlan, reading: Reading) -> list[str]:
     lines = [f"read {key_of(FileKind.MANIFEST, n)}" for unit in reading.units for n in unit]
     lines += [f"write {file.key} ({len(file.data)} bytes)" for file in plan.files]
     return [*lines, f"create the branch entry for snapshot {plan.snapshot.id}"]
-

@@ -6,6 +6,7 @@ Reads the commits in between, asks the pure conflict rules, and moves the change
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.columns import one_array, to_numpy
@@ -48,7 +49,7 @@ def rebase_onto(
 
 def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
     """Commits after the base, oldest first."""
-    found = []
+    found: list[str] = []
     for info in ancestors(context.files, tip.snapshot_id):
         if info.id == base_id:
             return found[::-1]
@@ -90,9 +91,7 @@ def _settle(
             conflicts=resolution.unsolved,
         )
     for node_id in resolution.drop_chunks_of:
-        staging.deltas[node_id].drop_written_by(
-            theirs.chunks[node_id], lambda bulk, n=node_id: coords_of(n, bulk)
-        )
+        staging.deltas[node_id].drop_written_by(theirs.chunks[node_id], partial(coords_of, node_id))
 
 
 def _in_words(conflict: Conflict) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.engine.session import ArrayView
+    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["stage_references"]
 
@@ -102,7 +102,9 @@ def _one_array(
     inside = np.ones(len(index), np.bool_)
     for d, count in enumerate(counts):
         inside &= index[:, d] < np.uint64(count)
-    check.refuse(~inside, lambda r: f"chunk {tuple(index[r].tolist())} is outside the grid {counts}")
+    check.refuse(
+        ~inside, lambda r: f"chunk {tuple(index[r].tolist())} is outside the grid {counts}"
+    )
     offset = _unsigned(table, "offset", check)
     length = _unsigned(table, "length", check)
     check.refuse(
@@ -146,7 +148,9 @@ def _index(view: ArrayView, table: pa.Table, check: _Checker) -> npt.NDArray[np.
             raise InvalidInputError(f"the column 'index' must hold lists, not {lists.type}")
         lengths = pc.list_value_length(lists)
         wrong = ~validity(lists) | (to_numpy(lengths.cast(pa.int64()).fill_null(-1)) != ndim)
-        check.refuse(wrong, lambda r: f"the index is {lists[r].as_py()}, the array has {ndim} dimensions")
+        check.refuse(
+            wrong, lambda r: f"the index is {lists[r].as_py()}, the array has {ndim} dimensions"
+        )
         flat = _to_unsigned(lists.flatten(), "index", check, ndim)
         return flat.reshape(len(lists), ndim)
     columns = view.node.columns
@@ -185,7 +189,7 @@ def _to_unsigned(
         values = to_numpy(numbers.cast(pa.uint64()).fill_null(0))
 
     def per(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        return mask.reshape(-1, per_row).any(axis=1) if per_row != 1 else mask
+        return np.any(mask.reshape(-1, per_row), axis=1) if per_row != 1 else mask
 
     if len(column):
         check.refuse(per(missing), lambda _: f"the {name} is missing")
@@ -196,7 +200,11 @@ def _to_unsigned(
 def _locations(table: pa.Table, check: _Checker) -> pa.Array:
     """Check each distinct location once."""
     column = one_array(table["location"])
-    coded = column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
+    coded = (
+        column
+        if pa.types.is_dictionary(column.type)
+        else column.cast(pa.string()).dictionary_encode()
+    )
     check.refuse(~validity(coded), lambda _: "the location is missing")
     faults = [fault_of_location(location or "") for location in coded.dictionary.to_pylist()]
     if any(faults):

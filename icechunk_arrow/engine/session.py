@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
@@ -23,6 +23,7 @@ from icechunk_arrow.engine.plan import Changes, log_of
 from icechunk_arrow.engine.rebase import rebase_onto
 from icechunk_arrow.engine.references import stage_references
 from icechunk_arrow.engine.staging import Staging
+from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import (
     ConflictError,
     CorruptFileError,
@@ -40,24 +41,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.core.conflict import ConflictSolver
-    from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.keys import ChunkKeys
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["ArrayView", "BaseSession"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrayView:
-    """An array as reading and writing of its chunks needs it."""
-
-    node: Node
-    grid: Grid
-    keys: ChunkKeys
+__all__ = ["BaseSession"]
 
 
 class BaseSession:
@@ -195,8 +185,7 @@ class BaseSession:
             for path in paths:
                 self._staging.delete_node(path)
                 self._forget(path)
-            if self._pending:
-                self._pending = {k: v for k, v in self._pending.items() if k[0] not in gone}
+            self._drop_pending([place for place in self._pending if place[0] in gone])
 
     def move(self, from_path: str, to_path: str) -> None:
         """Give a node, and all below it, another path; chunks stay where they are."""
@@ -246,9 +235,7 @@ class BaseSession:
     def chunk_coordinates(self, array_path: str) -> Iterator[npt.NDArray[np.uint64]]:
         """Give the coordinates of all chunks that an array has, in batches of n × dimensions."""
         view = self.get_array(array_path)
-        return chunk_coordinates(
-            self._context.files, view, self._staging.deltas.get(view.node.id)
-        )
+        return chunk_coordinates(self._context.files, view, self._staging.deltas.get(view.node.id))
 
     def read_chunk(self, found: ChunkRef | bytes, start: int, stop: int) -> bytes | memoryview:
         """Read a part of a chunk that was found."""
@@ -290,7 +277,7 @@ class BaseSession:
                 view = self.get_array(path)  # changed meanwhile, by another thread
             self._staging.delta(view.node.id).entries[key] = value
             place = (view.node.id, key)
-            self._pending.pop(place, None)
+            self._drop_pending([place])
             if not isinstance(value, bytes) or self._writer.is_inline(size_bytes):
                 return
             self._pending[place] = value
@@ -299,13 +286,21 @@ class BaseSession:
         if full:
             self._write_pending()
 
+    def _drop_pending(self, places: Sequence[tuple[int, bytes]]) -> None:
+        """Forget payloads that are overwritten or deleted before they were written."""
+        for place in places:
+            payload = self._pending.pop(place, None)
+            if payload is not None:
+                self._pending_bytes -= len(payload)
+
     def _write_pending(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
         with self._lock:
-            pending, self._pending, self._pending_bytes = self._pending, {}, 0
-            for (node_id, key), ref in self._writer.write_many(pending):
+            for (node_id, key), ref in self._writer.write_many(dict(self._pending)):
+                payload = self._pending.pop((node_id, key))
+                self._pending_bytes -= len(payload)
                 delta = self._staging.deltas.get(node_id)
-                if delta is not None and delta.entries.get(key) is pending[node_id, key]:
+                if delta is not None and delta.entries.get(key) is payload:
                     delta.entries[key] = ref
 
     def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
@@ -318,7 +313,7 @@ class BaseSession:
             if self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
                 self._staging.delta(view.node.id).entries[key] = None
-                self._pending.pop((view.node.id, key), None)
+                self._drop_pending([(view.node.id, key)])
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
@@ -329,7 +324,7 @@ class BaseSession:
                 raise _outside(path, coord, view)
             key = coords.encode_one(coord)
             self._staging.delta(view.node.id).entries[key] = ref
-            self._pending.pop((view.node.id, key), None)
+            self._drop_pending([(view.node.id, key)])
 
     def set_references(self, array_path: str | None, table: pa.Table) -> None:
         """Point many chunks of arrays at byte ranges of files that exist already.
@@ -352,45 +347,34 @@ class BaseSession:
             self._check_writable()
             for node_id, staged in stage_references(self.get_array, array_path, table):
                 self._staging.delta(node_id).add_table(staged)
-                if self._pending:
-                    self._pending = {
-                        place: data
-                        for place, data in self._pending.items()
-                        if place[0] != node_id
-                        or self._staging.deltas[node_id].entries.get(place[1]) is data
-                    }
+                entries = self._staging.deltas[node_id].entries
+                self._drop_pending(
+                    [p for p in self._pending if p[0] == node_id and p[1] not in entries]
+                )
 
     # -- commit
 
     def _log(self) -> TransactionLog:
-        changes = self._changes(settle_only=True)
-        return log_of(self._staging.base, changes)
+        return log_of(self._staging.base, self._changes())
 
-    def _changes(self, *, settle_only: bool = False) -> Changes:
-        """Put everything staged into columns, for a plan or, with placeholders, for a log."""
+    def _changes(self) -> Changes:
+        """Put everything staged into columns; bytes in memory count as inline."""
         deltas = {}
         for node_id, delta in self._staging.deltas.items():
-            for key, value in delta.entries.items():
-                if isinstance(value, bytes):
-                    waiting = settle_only or self._writer.is_inline(len(value))
-                    assert waiting, "a payload is still unwritten"
-            inlined = replace(
-                delta,
-                entries={
-                    key: ChunkRef(inline=value, length=len(value))
-                    if isinstance(value, bytes)
-                    else value
-                    for key, value in delta.entries.items()
-                },
-            )
-            deltas[node_id] = inlined.settle(node_id)
+            entries: dict[bytes, ChunkRef | bytes | None] = {
+                key: ChunkRef(inline=value, length=len(value))
+                if isinstance(value, bytes)
+                else value
+                for key, value in delta.entries.items()
+            }
+            deltas[node_id] = replace(delta, entries=entries).settle(node_id)
         return Changes(
             overlay=self._staging.overlay,
             deltas=deltas,
             next_node_id=self._staging.next_node_id,
         )
 
-    def commit(  # noqa: PLR0913 -- icechunk's signature
+    def commit(
         self,
         message: str,
         metadata: Mapping[str, Any] | None = None,
@@ -430,6 +414,7 @@ class BaseSession:
 
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
         tip = self._check_writable()
+        assert not self._pending, "a payload is still unwritten"
         _, planned = committing.plan(
             self._context,
             self._staging.base,
@@ -474,4 +459,3 @@ def _check_message(message: str, metadata: Mapping[str, Any] | None) -> None:
         json.dumps(dict(metadata or {}), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"the metadata of a commit must be JSON: {error}") from error
-

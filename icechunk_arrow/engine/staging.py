@@ -26,7 +26,7 @@ from icechunk_arrow.core.chunks import (
     table_of_refs,
     with_array_id,
 )
-from icechunk_arrow.core.columns import from_numpy, from_values, one_array
+from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.snapshot import Node
@@ -106,7 +106,7 @@ class ArrayDelta:
             if all(i < n for i, n in zip(coords.decode_one(coord), counts, strict=True))
         }
         inside = [
-            (coords.decode(one_array(table["coord"]), len(counts)) < limit).all(axis=1)
+            np.all(coords.decode(one_array(table["coord"]), len(counts)) < limit, axis=1)
             for table in self.tables
         ]
         self.tables = [keep_rows(t, m) for t, m in zip(self.tables, inside, strict=True) if m.any()]
@@ -153,7 +153,7 @@ class ArrayDelta:
         refs = {key: value for key, value in self.entries.items() if isinstance(value, ChunkRef)}
         gone = sorted(key for key, value in self.entries.items() if value is None)
         assert len(refs) + len(gone) == len(self.entries), "a payload is still unwritten"
-        newest = table_of_refs(array_id, refs) if refs else CHUNK_SCHEMA.empty_table()
+        newest = table_of_refs(array_id, refs) if refs else empty_table(CHUNK_SCHEMA)
         deleted = from_values(gone, CHUNK_SCHEMA.field("coord").type)
         tables = [newest] if refs else []
         for table in reversed(self.tables):
@@ -296,7 +296,7 @@ class Staging:
         """Give a node, and all below it, another path."""
         if self.find_node(to) is not None:
             raise InvalidInputError(f"{path!r} cannot move to {to!r}: there is a node already")
-        if path == "/" or to == path or to.startswith(path + "/"):
+        if path in {"/", to} or to.startswith(path + "/"):
             raise InvalidInputError(f"{path!r} cannot move to {to!r}, which is itself or below it")
         parent = self.find_node(to.rpartition("/")[0] or "/")
         if parent is None or parent.is_array:

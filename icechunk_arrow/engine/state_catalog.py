@@ -18,7 +18,6 @@ from icechunk_arrow.errors import (
     AlreadyExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    ReadOnlyError,
     RepositoryNotFoundError,
     StorageError,
 )
@@ -58,16 +57,7 @@ class StateCatalog(Catalog):
             ) from error
         return state_format.decode(data, STATE_KEY), token
 
-    def _check_able(self, ability: str) -> None:
-        able = self._storage.capabilities
-        if not getattr(able, ability):
-            raise ReadOnlyError(
-                f"{self._storage.url} cannot hold the state file of a repository: "
-                f"{able.missing or f'it has no conditional {ability}'}"
-            )
-
     def initialize(self, snapshot: SnapshotInfo) -> None:
-        self._check_able("create")
         state = State(
             id=snapshot.id,
             generation=0,
@@ -103,7 +93,7 @@ class StateCatalog(Catalog):
         ``decide`` raises where the change is not possible. After a lost answer ``has_effect`` tells whether
         the change is in, whoever replaced the file since.
         """
-        self._check_able("replace")
+        self._storage.require_writable()
         while True:
             state, token = self._read()
             new = decide(state)

@@ -8,13 +8,14 @@ location is checked to be plain.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError
 from icechunk_arrow.storage.external import ExternalFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.storage.settings import StorageSettings
@@ -69,9 +70,9 @@ class VirtualAccess:
                 f"authorize_virtual_chunk_access wants a list of URL prefixes, or a mapping of them to "
                 f"storage_options: [{allowed!r}]"
             )
-        options = allowed.items() if hasattr(allowed, "items") else ((p, None) for p in allowed or ())
+        options = allowed if isinstance(allowed, Mapping) else dict.fromkeys(allowed or ())
         self._prefixes: dict[str, ExternalFiles] = {}
-        for prefix, storage_options in options:
+        for prefix, storage_options in options.items():
             bare = prefix.rstrip("/")
             scheme, separator, rest = bare.partition("://")
             if not separator and prefix in {"file:///", "local:///"}:

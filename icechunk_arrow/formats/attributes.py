@@ -22,9 +22,7 @@ __all__ = ["KIND", "SCHEMA", "decode", "encode", "row_of"]
 KIND = FileKind.ATTRIBUTES
 SCHEMA = pa.schema(
     [
-        pa.field(
-            "id", pa.uint32(), nullable=False, metadata={"description": "id of the node"}
-        ),
+        pa.field("id", pa.uint32(), nullable=False, metadata={"description": "id of the node"}),
         pa.field(
             "attributes",
             pa.binary(),

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -82,7 +83,7 @@ def header_metadata(kind: FileKind) -> dict[str, str]:
     }
 
 
-def write(  # noqa: PLR0913 -- each is one fact of a file, named at the call
+def write(
     table: pa.Table,
     *,
     kind: FileKind,
@@ -161,7 +162,9 @@ class Sealed:
     def fact(self, name: str) -> str:
         """One entry of the footer's key-value metadata."""
         if name not in self.facts:
-            raise CorruptFileError(f"{self.key} is damaged: its footer has no {name!r}", key=self.key)
+            raise CorruptFileError(
+                f"{self.key} is damaged: its footer has no {name!r}", key=self.key
+            )
         return self.facts[name]
 
 
@@ -239,7 +242,7 @@ def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
             key=key,
         )
     if number != _KINDS[kind][0]:
-        found = {code: word for code, word in _KINDS.values()}.get(number, f"type {number}")
+        found = dict(_KINDS.values()).get(number, f"type {number}")
         raise CorruptFileError(f"{key} is a {found} file where a {kind.label} belongs", key=key)
 
 
@@ -288,7 +291,9 @@ def read_row_groups(
     for group in groups:
         first, last = sealed.byte_range(group, group)
         if _crc32c(view[first - start : last - start]) != int(sealed.row_group_crcs[group]):
-            raise _damaged(sealed.key, f"the bytes of row group {group} do not match their checksum")
+            raise _damaged(
+                sealed.key, f"the bytes of row group {group} do not match their checksum"
+            )
     parquet = pq.ParquetFile(
         _Window(view, start),
         metadata=sealed.metadata,
@@ -306,6 +311,6 @@ def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa
         raise _damaged(sealed.key, "it does not begin like a Parquet file")
     groups = range(sealed.row_group_count)
     if not groups:
-        return sealed, sealed.metadata.schema.to_arrow_schema().empty_table()
+        return sealed, empty_table(sealed.metadata.schema.to_arrow_schema())
     start, stop = sealed.byte_range(groups[0], groups[-1])
     return sealed, read_row_groups(sealed, groups, memoryview(data)[start:stop])

@@ -17,7 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icechunk_arrow.core.columns import conform, from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    conform,
+    empty_table,
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+)
 from icechunk_arrow.core.documents import ArrayColumns
 from icechunk_arrow.core.snapshot import (
     NO_INVENTORIES,
@@ -217,9 +225,7 @@ def _inventory_column(nodes: Sequence[Node]) -> pa.Array:
     children = [
         from_values([file_name(m) for i in kinds for m in i.manifests], pa.string()),
         from_numpy(_joined([i.rows for i in kinds], np.uint64), pa.uint64()),
-        pa.Array.from_buffers(
-            extent_type, count, [None, pa.py_buffer(offsets)], children=[pairs]
-        ),
+        pa.Array.from_buffers(extent_type, count, [None, pa.py_buffer(offsets)], children=[pairs]),
         from_numpy(_joined([i.flags for i in kinds], np.uint16), pa.uint16()),
     ]
     entries = pa.Array.from_buffers(struct_type, count, [None], children=children)
@@ -243,7 +249,7 @@ def with_changes(
         gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
         keep = ~np.isin(to_numpy(base.table["id"]), gone)
         parts.append(base.table.take(indices(np.flatnonzero(keep))))
-    table = pa.concat_tables(parts) if parts else _MEMORY_SCHEMA.empty_table()
+    table = pa.concat_tables(parts) if parts else empty_table(_MEMORY_SCHEMA)
     table = table.take(pc.sort_indices(table["path"])).combine_chunks()
     extensions = dict(base.extensions) if base is not None else {}
     for node in changed:
@@ -450,9 +456,7 @@ def decode(data: bytes, identifier: str) -> Snapshot:
     counts = from_numpy(_unpack(listed["row_counts"], listed["entries"]), pa.uint64())
     inventories = one_array(table["inventories"])
     buffers = inventories.buffers()[:2]
-    lists = pa.Array.from_buffers(
-        pa.list_(pa.uint64()), table.num_rows, buffers, children=[counts]
-    )
+    lists = pa.Array.from_buffers(pa.list_(pa.uint64()), table.num_rows, buffers, children=[counts])
     table = table.append_column(_MEMORY_SCHEMA.field(_ROW_COUNTS), lists)
     manifests = _manifests_of(table)
     sizes = _unpack(listed["size_bytes"], listed["count"]).tolist()

@@ -52,7 +52,9 @@ SCHEMA = pa.schema(
         _field("operation", pa.string(), "one of: " + ", ".join(OPERATIONS), null=False),
         _field("node_id", pa.uint32(), "id of the node; null for the snapshot"),
         _field("node_type", pa.string(), "array or group"),
-        _field("path", pa.string(), "path of the node after the commit; a deleted node's last path"),
+        _field(
+            "path", pa.string(), "path of the node after the commit; a deleted node's last path"
+        ),
         _field("from_path", pa.string(), "path before a move"),
         _field("coord", pa.binary(), "the chunk that was written or deleted"),
         _field("manifest", pa.string(), "the manifest file that holds the chunks written at once"),
@@ -155,7 +157,10 @@ def decode(data: bytes, identifier: str) -> TransactionLog:
     sealed, table = envelope.read_whole(data, KIND, identifier)
     rows = table.to_pylist()
     try:
-        if rows[0]["operation"] != "snapshot" or json.loads(rows[0]["snapshot"])["id"] != identifier:
+        if (
+            rows[0]["operation"] != "snapshot"
+            or json.loads(rows[0]["snapshot"])["id"] != identifier
+        ):
             raise ValueError("the first row is not this snapshot's")  # noqa: TRY301
         unknown = {row["operation"] for row in rows} - set(OPERATIONS)
         if unknown:

@@ -1,0 +1,154 @@
+"""How a case is measured and printed: subjects in turn, medians, quartiles, ratios.
+
+Owns the order of measurements and the arithmetic; knows neither cases nor peers. Nothing is asserted
+here: figures are read by people.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.benchmarks.peers import Peer
+
+__all__ = ["Case", "Bench", "Stopwatch", "alternate", "folder_bytes", "print_figures", "timed"]
+
+Seconds = float
+Case = "Callable[[Bench], None]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What every case gets: where to put files, how much to do, and the peer, if it is there."""
+
+    folder: Path
+    quick: bool
+    peer: Peer | None
+    peer_missing: str = ""
+
+    def new_folder(self, name: str) -> Path:
+        """Make a folder of a case's own."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        return folder
+
+    def choose(self, full: int, quick: int) -> int:
+        """Pick a size or a number of rounds."""
+        return quick if self.quick else full
+
+
+@dataclass
+class Stopwatch:
+    """Adds up the parts of a run that count."""
+
+    seconds: Seconds = 0.0
+    _began: float = field(default=0.0, repr=False)
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
+def timed(function: Callable[[], object]) -> Seconds:
+    """Run once, and tell how long it took."""
+    with Stopwatch() as watch:
+        function()
+    return watch.seconds
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def alternate(
+    subjects: Mapping[str, Callable[[], Seconds]], rounds: int, *, warm_up: int = 1
+) -> dict[str, list[Seconds]]:
+    """Run all subjects once, then all again, and so on: what the machine does hits all alike.
+
+    Each subject tells its own seconds, so that what it must prepare does not count.
+    """
+    found: dict[str, list[Seconds]] = {name: [] for name in subjects}
+    for number in range(-warm_up, rounds):
+        for name, run in subjects.items():
+            with _without_collector():
+                seconds = run()
+            if number >= 0:
+                found[name].append(seconds)
+    return found
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _scaled(seconds: Seconds) -> tuple[float, str]:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return scale, unit
+    return 1e-6, "us"
+
+
+def print_figures(
+    title: str,
+    figures: Mapping[str, list[Seconds]],
+    *,
+    ours: str = "ours",
+    aims: Mapping[str, float] | None = None,
+    per: int = 1,
+) -> None:
+    """Print a table: each subject's median and quartiles, and ``ours`` as a multiple of it.
+
+    The multiple is the ratio of the medians; behind it stand the quartiles of the ratios within rounds.
+    ``per`` divides times, for cost per chunk. ``aims`` are upper bounds of multiples.
+    """
+    scale, unit = _scaled(statistics.median(figures[ours]) / per)
+    print(f"\n{title}")
+    print(f"  {'':28}{f'median, {unit}':>12}{'quartiles':>18}   ours is")
+    for name, seconds in figures.items():
+        shown = [value / per / scale for value in seconds]
+        low, high = _quartiles(shown)
+        line = f"  {name:28}{statistics.median(shown):12.3g}{f'{low:.3g} - {high:.3g}':>18}"
+        if name != ours:
+            line += "   " + _multiple(figures[ours], seconds, (aims or {}).get(name))
+        print(line.rstrip(), flush=True)
+
+
+def _multiple(ours: list[Seconds], theirs: list[Seconds], aim: float | None) -> str:
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    low, high = _quartiles([a / b for a, b in zip(ours, theirs, strict=True)])
+    text = f"{ratio:.2f} x ({low:.2f} - {high:.2f})"
+    if aim is not None:
+        text += f", aim {aim:g}: {'reached' if ratio <= aim else 'MISSED'}"
+    return text
+
+
+def print_line(text: str) -> None:
+    """Print a figure that is no time."""
+    print(f"  {text}")
+    sys.stdout.flush()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

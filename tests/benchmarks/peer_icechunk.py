@@ -1,0 +1,159 @@
+"""The cases on icechunk's side: a script that imports nothing of this repository.
+
+It reads calls as lines of JSON, does them, and answers in lines of JSON. Whatever is a time is in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import numpy as np
+import zarr
+
+sys.path.insert(0, str(Path(__file__).parent))
+import references_data
+
+
+def _repo(path: str, *, create: bool = False, split: int = 0) -> icechunk.Repository:
+    storage = icechunk.local_filesystem_storage(path)
+    config = icechunk.RepositoryConfig.default()
+    container = icechunk.VirtualChunkContainer("s3://bucket/", icechunk.s3_store(region="here"))
+    config.set_virtual_chunk_container(container)
+    if split:
+        every = {icechunk.ManifestSplitDimCondition.Any(): split}
+        cut = {icechunk.ManifestSplitCondition.AnyArray(): every}
+        config.manifest = icechunk.ManifestConfig(
+            splitting=icechunk.ManifestSplittingConfig.from_dict(cut)
+        )
+    if create:
+        return icechunk.Repository.create(storage, config)
+    return icechunk.Repository.open(storage, config)
+
+
+def _use(pipeline: str) -> None:
+    zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{pipeline}"})
+
+
+def versions() -> str:
+    return f"icechunk {icechunk.__version__}, zarr {zarr.__version__}, Python {sys.version.split()[0]}"
+
+
+def create(path: str, *, shape: list[int], chunks: list[int], split: int = 0) -> None:
+    session = _repo(path, create=True, split=split).writable_session("main")
+    zarr.create_array(
+        session.store, name="a", shape=shape, chunks=chunks, dtype="u1", compressors=None
+    )
+    session.commit("create")
+
+
+def commit_chunk(path: str, *, index: int, size_bytes: int) -> dict[str, float]:
+    """Write one chunk and commit it, on a repository that stays open."""
+    repo = _held(path)
+    payload = np.full(size_bytes, index % 251, np.uint8)
+    began = time.perf_counter()
+    session = repo.writable_session("main")
+    array = zarr.open_array(session.store, path="a")
+    array[index * size_bytes : (index + 1) * size_bytes] = payload
+    written = time.perf_counter()
+    session.commit("one chunk")
+    ended = time.perf_counter()
+    return {"cycle": ended - began, "commit": ended - written}
+
+
+_open: dict[str, icechunk.Repository] = {}
+
+
+def _held(path: str) -> icechunk.Repository:
+    if path not in _open:
+        _open[path] = _repo(path)
+    return _open[path]
+
+
+def grow_history(path: str, *, commits: int) -> None:
+    repo = _repo(path)
+    for number in range(commits):
+        repo.writable_session("main").commit(f"commit {number}", allow_empty=True)
+
+
+def open_repository(path: str) -> float:
+    began = time.perf_counter()
+    _repo(path).readonly_session("main")
+    return time.perf_counter() - began
+
+
+def write_array(path: str, *, size_bytes: int, chunk_bytes: int, pipeline: str) -> float:
+    """Make a repository with an array, fill it and commit; the making does not count."""
+    _use(pipeline)
+    create(path, shape=[size_bytes], chunks=[chunk_bytes])
+    data = np.resize(np.arange(251, dtype=np.uint8), size_bytes)
+    session = _repo(path).writable_session("main")
+    array = zarr.open_array(session.store, path="a")
+    began = time.perf_counter()
+    array[:] = data
+    session.commit("filled")
+    return time.perf_counter() - began
+
+
+def read_array(path: str, *, pipeline: str) -> float:
+    _use(pipeline)
+    array = zarr.open_array(_repo(path).readonly_session("main").store, path="a", mode="r")
+    began = time.perf_counter()
+    data = array[:]
+    seconds = time.perf_counter() - began
+    assert data[-1] == (len(data) - 1) % 251
+    return seconds
+
+
+def set_references(path: str, *, rows: int, first_row: int, columns: int) -> dict[str, float]:
+    """Point a box of chunks at ranges of files, and commit; preparing the input does not count."""
+    box = references_data.box(rows=rows, first_row=first_row, columns=columns)
+    names = references_data.LOCATIONS
+    locations = [names[i] for i in box.files.tolist()]
+    repo = _repo(path)
+    began = time.perf_counter()
+    session = repo.writable_session("main")
+    session.store.set_virtual_refs_arr(
+        "a",
+        (rows, columns),
+        locations,
+        box.offsets,
+        box.lengths,
+        arr_offset=(first_row, 0),
+        validate_containers=False,
+    )
+    session.commit("references")
+    return {"seconds": time.perf_counter() - began}
+
+
+_CALLS = (
+    versions,
+    create,
+    commit_chunk,
+    grow_history,
+    open_repository,
+    write_array,
+    read_array,
+    set_references,
+)
+
+
+def main() -> None:
+    """Answer calls until the pipe ends."""
+    calls = {call.__name__: call for call in _CALLS}
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            answer = {"result": calls[request.pop("call")](**request)}
+        except Exception as error:  # noqa: BLE001 -- told to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

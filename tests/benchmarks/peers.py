@@ -1,0 +1,74 @@
+"""A peer in a process of its own, with an interpreter of its own, spoken to in lines of JSON.
+
+Owns the process and the protocol: ``{"call": name, ...}`` goes in, ``{"result": ...}`` or ``{"error": ...}``
+comes back. Times are taken over there, so the pipe costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Peer", "PeerError", "start_icechunk"]
+
+_SCRIPT = Path(__file__).with_name("peer_icechunk.py")
+
+
+class PeerError(Exception):
+    """The peer did not start, or could not do what it was asked."""
+
+
+class Peer:
+    """A running peer; every call waits for its answer."""
+
+    def __init__(self, python: str, script: Path) -> None:
+        self._process = subprocess.Popen(
+            [python, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=script.parents[2],
+        )
+        self.versions: str = self("versions")
+
+    def __call__(self, name: str, **arguments: Any) -> Any:
+        """Have the peer do something, and give what it answers."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(json.dumps({"call": name, **arguments}) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = process.stdout.readline()
+        if not line:
+            process.wait()
+            said = process.stderr.read().strip().splitlines()
+            raise PeerError(said[-1] if said else f"it ended with {process.returncode}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{name}: {answer['error']}")
+        return answer["result"]
+
+    def close(self) -> None:
+        """End the process."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait(timeout=60)
+
+
+def start_icechunk(python: str | None) -> Peer:
+    """Start icechunk; ``PeerError`` says why it cannot be measured."""
+    chosen = python or sys.executable
+    try:
+        return Peer(chosen, _SCRIPT)
+    except (PeerError, OSError) as error:
+        raise PeerError(f"{chosen} cannot run icechunk: {error}") from error

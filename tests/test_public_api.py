@@ -1,0 +1,80 @@
+"""What people import: names, weight, errors that travel."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import icechunk_arrow
+from icechunk_arrow import errors
+
+HEAVY = ("pandas", "pyspark", "duckdb", "s3fs", "pyarrow.dataset", "xarray")
+
+
+def test_all_is_sorted_and_complete() -> None:
+    """``__all__`` names what can be imported, in order, and nothing that is not there."""
+    names = icechunk_arrow.__all__
+
+    assert sorted(names) == names
+    assert [name for name in names if not hasattr(icechunk_arrow, name)] == []
+
+
+def run(code: str) -> str:
+    """Run code in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_brings_nothing_heavy() -> None:
+    """Importing the package imports no library that only some people need."""
+    found = run(f"import sys, icechunk_arrow; print([n for n in {HEAVY!r} if n in sys.modules])")
+
+    assert found.strip() == "[]"
+
+
+def test_the_whole_way_needs_no_pandas(tmp_path: object) -> None:
+    """Creating, writing, committing, opening and reading never import pandas."""
+    code = f"""
+import sys, numpy, zarr, icechunk_arrow
+repo = icechunk_arrow.Repository.create({str(tmp_path)!r} + "/r")
+session = repo.writable_session("main")
+array = zarr.create_array(session.store, name="a", shape=(100, 100), chunks=(10, 10), dtype="f4")
+array[:] = numpy.arange(10000).reshape(100, 100)
+session.commit("one")
+session = repo.writable_session("main")
+zarr.open_array(session.store, path="a")[0:10, 0:10] = 1
+session.commit("two")
+repo = icechunk_arrow.Repository.open({str(tmp_path)!r} + "/r")
+assert zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[0, 0] == 1
+assert len(list(repo.ancestry(branch="main"))) == 3
+print("pandas" in sys.modules)
+"""
+
+    assert run(code).strip() == "False"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_errors_survive_pickling(name: str) -> None:
+    """An error raised in another process arrives with its message and its facts."""
+    kind = getattr(errors, name)
+    facts = {"snapshot": "S", "conflicts": ("c",)} if name == "RebaseFailedError" else {}
+    error = kind("what, where, and the way out", **facts)
+    back = pickle.loads(pickle.dumps(error))
+
+    assert type(back) is kind
+    assert str(back) == "what, where, and the way out"
+    assert back.__dict__ == error.__dict__
+
+
+def test_errors_are_what_python_expects() -> None:
+    """Errors can be caught as the built-in kinds that people know."""
+    assert issubclass(errors.NotFoundError, KeyError)
+    assert issubclass(errors.InvalidInputError, ValueError)
+    assert issubclass(errors.StorageError, OSError)
+    assert issubclass(errors.ReadOnlyError, PermissionError)
+    assert issubclass(errors.AlreadyExistsError, FileExistsError)
+    assert all(issubclass(getattr(errors, n), errors.IcechunkArrowError) for n in errors.__all__)
