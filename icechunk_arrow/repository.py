@@ -11,7 +11,7 @@ from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
 from icechunk_arrow.engine.timetravel import resolve
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
-from icechunk_arrow.html import html_of
+from icechunk_arrow.core.html import html_of
 from icechunk_arrow.session import Session
 
 if TYPE_CHECKING:

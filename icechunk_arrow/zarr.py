@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import BufferPrototype
 
     from icechunk_arrow.engine.keyspace import Found
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.engine.session import BaseSession
 
 __all__ = ["IcechunkStore", "VirtualChunkSpec"]
 
@@ -93,9 +93,9 @@ class IcechunkStore(Store):
     supports_deletes: bool = True
     supports_partial_writes: bool = False  # type: ignore[assignment]
     supports_listing: bool = True
-    supports_consolidated_metadata: bool = False  # type: ignore[assignment]
+    supports_consolidated_metadata: bool = False
 
-    def __init__(self, session: Session, *, read_only: bool = False) -> None:
+    def __init__(self, session: BaseSession, *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only)
         self._session = session
         self._keys = Keyspace(session)
@@ -105,7 +105,7 @@ class IcechunkStore(Store):
         self._pool: ThreadPoolExecutor | None = None
 
     @property
-    def session(self) -> Session:
+    def session(self) -> BaseSession:
         """The session that this store reads and writes."""
         return self._session
 

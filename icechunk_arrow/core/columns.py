@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,6 +28,7 @@ __all__ = [
     "from_values",
     "indices",
     "offsets_and_data",
+    "offsets_of",
     "one_array",
     "table_from_rows",
     "to_numpy",
@@ -42,6 +45,9 @@ _NUMPY = {
     pa.float64(): np.float64,
     pa.timestamp("us", "UTC"): np.int64,
 }
+
+
+_MAX_OFFSET = 2**31 - 1
 
 
 def _bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
@@ -241,9 +247,19 @@ def _blank(arrow_type: pa.DataType) -> Any:
 
 
 def _offsets(lengths: Iterable[int]) -> npt.NDArray[np.int32]:
-    counted = np.fromiter(lengths, np.int64)
-    offsets = np.zeros(len(counted) + 1, np.int32)
-    np.cumsum(counted, out=offsets[1:])
+    return offsets_of(np.fromiter(lengths, np.int64))
+
+
+def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Add up lengths to the offsets of a binary, string or list array."""
+    ends = np.cumsum(lengths)
+    if len(ends) and int(ends[-1]) > _MAX_OFFSET:
+        raise InvalidInputError(
+            f"one column would hold {ends[-1]} bytes or items, and at most {_MAX_OFFSET} fit; write "
+            f"less at once, in several commits"
+        )
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends
     return offsets
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import binary_from_numpy, offsets_and_data
+from icechunk_arrow.core.columns import binary_from_numpy, offsets_and_data, offsets_of
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def encode(indices: npt.NDArray[np.uint64]) -> pa.Array:
     total = np.zeros(count, np.int64)
     for size in sizes:
         total += size
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(total, out=offsets[1:])
+    offsets = offsets_of(total)
     data = np.empty(int(offsets[-1]), np.uint8)
     start = offsets[:-1].astype(np.int64)
     for column, size in zip(columns, sizes, strict=True):
@@ -108,7 +107,7 @@ def _encode_uniform(columns: list[npt.NDArray[np.uint64]], widths: list[int]) ->
         words = (column | np.uint64(tag << bits)).astype(f">u{width}")
         data[:, position : position + width] = words.view(np.uint8).reshape(count, width)
         position += width
-    offsets = np.arange(0, count * total + 1, total, dtype=np.int32)
+    offsets = offsets_of(np.full(count, total, np.int64))
     return binary_from_numpy(offsets, data.reshape(-1), pa.binary())
 
 

@@ -13,6 +13,7 @@ from icechunk_arrow.errors import InvalidInputError
 
 __all__ = [
     "ID_BYTES",
+    "ID_PATTERN",
     "MAX_SEQUENCE",
     "check_id",
     "decode_id",
@@ -25,7 +26,9 @@ __all__ = [
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ID_BYTES = 12
 MAX_SEQUENCE = 1099511627775
-_ID = re.compile(rf"[{ALPHABET}]{{19}}[0G]\Z")
+ID_PATTERN = f"[{ALPHABET}]{{19}}[0G]"
+"""What an id looks like, as a regular expression; its last character carries one bit."""
+_ID = re.compile(ID_PATTERN + r"\Z")
 _SEQUENCE = re.compile(rf"[{ALPHABET}]{{8}}\Z")
 _VALUES = {character: value for value, character in enumerate(ALPHABET)}
 

@@ -14,6 +14,7 @@ import numpy as np
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.documents import join_document
 from icechunk_arrow.core.grid import Grid, grid_of
+from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
 from icechunk_arrow.errors import NodeNotFoundError
 
@@ -52,6 +53,16 @@ class SnapshotInfo:
     written_at: datetime
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "id": self.id,
+            "parent": self.parent_id or "",
+            "written": f"{self.written_at:%Y-%m-%d %H:%M:%S} UTC",
+            "message": self.message,
+            "metadata": "\n".join(f"{name}: {value}" for name, value in self.metadata.items()),
+        }
+        return html_of("SnapshotInfo", facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,12 @@ def encode(rows: Sequence[tuple[int, bytes]], identifier: str) -> bytes:
 def decode(data: bytes, identifier: str) -> pa.Table:
     """Decode a whole attributes file."""
     sealed, table = envelope.read_whole(data, KIND, identifier)
-    if not table.schema.equals(SCHEMA):
-        raise CorruptFileError(f"{sealed.key} has other columns than expected", key=sealed.key)
-    return table
+    for field in SCHEMA:
+        if field.name not in table.column_names or table[field.name].type != field.type:
+            raise CorruptFileError(
+                f"{sealed.key} has no column {field.name!r} of type {field.type}", key=sealed.key
+            )
+    return table.select(SCHEMA.names)
 
 
 def row_of(table: pa.Table, row: int, node_id: int, identifier: str) -> bytes:

@@ -212,13 +212,19 @@ def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> 
     if hashed.digest() != digest or length != footer_length:
         raise _damaged(key, "its footer does not match its digest")
     metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
-    facts = {k.decode(): v.decode() for k, v in (metadata.metadata or {}).items()}
+    facts = {
+        k.decode(errors="replace"): v.decode(errors="replace")
+        for k, v in (metadata.metadata or {}).items()
+    }
     _check_header(facts, kind, key)
     if name != identifier.encode("ascii"):
         raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
     table = np.frombuffer(entries, _ENTRY)
     if metadata.num_row_groups != count:
         raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
+    ends = np.r_[len(_PARQUET_MAGIC), table["end"].astype(np.int64)]
+    if (np.diff(ends) <= 0).any() or ends[-1] > size_bytes - needs:
+        raise _damaged(key, "its row groups do not stand one after the other")
     return Sealed(
         key=key,
         metadata=metadata,

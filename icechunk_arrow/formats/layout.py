@@ -97,9 +97,9 @@ def chunk_key(name: str) -> str:
     return f"c/{name}"
 
 
-def check_ref_name(name: str, what: str = "branch") -> str:
-    """Give a branch's or tag's name back, or say why it cannot be one."""
-    problem = (
+def _fault_of_ref_name(name: str) -> str:
+    """Say why a name cannot be a branch's or tag's; empty where it can."""
+    return (
         "it is empty" if not name
         else "it contains '/'" if "/" in name
         else "it contains a control character" if any(ord(c) < 32 or ord(c) == 127 for c in name)
@@ -110,6 +110,11 @@ def check_ref_name(name: str, what: str = "branch") -> str:
         else "it contains a backslash" if "\\" in name
         else ""
     )  # fmt: skip
+
+
+def check_ref_name(name: str, what: str = "branch") -> str:
+    """Give a branch's or tag's name back, or say why it cannot be one."""
+    problem = _fault_of_ref_name(name)
     if problem:
         raise InvalidInputError(f"{name!r} cannot name a {what}: {problem}. Choose another name.")
     return name
@@ -137,8 +142,8 @@ def tag_deleted_key(name: str) -> str:
 
 def parse_folder(folder: str) -> tuple[str, str] | None:
     """Read a folder below ``refs/`` as ("branch" or "tag", name)."""
-    kind, dot, name = folder.partition(".")
-    return (kind, name) if dot and kind in {"branch", "tag"} and name else None
+    kind, _, name = folder.partition(".")
+    return (kind, name) if kind in {"branch", "tag"} and not _fault_of_ref_name(name) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +163,13 @@ def _parquet(role: str) -> Callable[[re.Match[str]], ParsedKey | None]:
 
 def _branch(match: re.Match[str]) -> ParsedKey | None:
     sequence = sequence_number(match[2])
-    return None if sequence is None else ParsedKey(role="branch", ref=match[1], sequence=sequence)
+    if sequence is None or _fault_of_ref_name(match[1]):
+        return None
+    return ParsedKey(role="branch", ref=match[1], sequence=sequence)
+
+
+def _tag(role: str) -> Callable[[re.Match[str]], ParsedKey | None]:
+    return lambda m: None if _fault_of_ref_name(m[1]) else ParsedKey(role=role, ref=m[1])
 
 
 _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], ParsedKey | None]], ...] = (
@@ -168,11 +179,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], ParsedKey | No
     (re.compile(r"t/([^/]+)\.parquet\Z"), _parquet("transaction")),
     (re.compile(r"c/([^/]+)\Z"), _parquet("chunk")),
     (re.compile(r"refs/branch\.([^/]+)/([^/]+)\.json\Z"), _branch),
-    (re.compile(r"refs/tag\.([^/]+)/ref\.json\Z"), lambda m: ParsedKey(role="tag", ref=m[1])),
-    (
-        re.compile(r"refs/tag\.([^/]+)/deleted\.json\Z"),
-        lambda m: ParsedKey(role="tag-deleted", ref=m[1]),
-    ),
+    (re.compile(r"refs/tag\.([^/]+)/ref\.json\Z"), _tag("tag")),
+    (re.compile(r"refs/tag\.([^/]+)/deleted\.json\Z"), _tag("tag-deleted")),
     (re.compile(r"config\.yaml\Z"), lambda _: ParsedKey(role="config")),
     (re.compile(r"state\.json\Z"), lambda _: ParsedKey(role="state")),
 )

@@ -22,13 +22,13 @@ from icechunk_arrow.core.chunks import (
     form_flags,
     is_sorted,
 )
-from icechunk_arrow.core.columns import from_numpy, offsets_and_data
+from icechunk_arrow.core.columns import from_numpy, offsets_and_data, validity
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from icechunk_arrow.formats.envelope import Sealed
 
@@ -139,16 +139,41 @@ def _canonical(table: pa.Table, key: str) -> pa.Table:
     columns = {}
     for field in CHUNK_SCHEMA:
         if field.name in table.column_names:
-            column = table[field.name]
-            wanted = field.type
-            if pa.types.is_dictionary(column.type):
-                wanted = pa.dictionary(pa.int32(), field.type)
-            columns[field.name] = column if column.type == wanted else column.cast(wanted)
-        elif not field.nullable:
+            columns[field.name] = _cast(table[field.name], field, key)
+        elif not field.nullable or field.name in SCHEMA.names:
             raise CorruptFileError(f"{key} has no column {field.name!r}", key=key)
+    _check_places(columns, key)
     if all(not pa.types.is_dictionary(column.type) for column in columns.values()):
         return chunk_table(columns, table.num_rows)
     return pa.Table.from_pydict(columns)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray:
+    wanted = field.type
+    if pa.types.is_dictionary(column.type):
+        wanted = pa.dictionary(pa.int32(), field.type)
+    if not field.nullable and column.null_count:
+        raise CorruptFileError(f"{key} has a row without {field.name!r}", key=key)
+    try:
+        return column if column.type == wanted else column.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorruptFileError(
+            f"{key} has a wrong column {field.name!r}: {error}", key=key
+        ) from error
+
+
+def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
+    """Check that every chunk is in one place: inline, or in a range of a file."""
+    names = ("inline_data", "chunk_file", "offset")
+    inline, file, offset = (columns[name] for name in names)
+    rows = len(file)
+    if inline.null_count == rows and file.null_count == offset.null_count == 0:
+        return
+    in_file = validity(file)
+    if (in_file == validity(inline)).any() or (in_file != validity(offset)).any():
+        raise CorruptFileError(
+            f"{key} has a row that is not either inline or in a file, with an offset", key=key
+        )
 
 
 def decode(data: bytes, identifier: str) -> pa.Table:

@@ -9,10 +9,54 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from icechunk_arrow.core.ids import is_id
-from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
+from icechunk_arrow.core.ids import ID_PATTERN, is_id
+from icechunk_arrow.core.json_values import parse_json
+from icechunk_arrow.errors import CorruptFileError, InvalidInputError, UnsupportedFormatError
 
-__all__ = ["RefEntry", "decode", "encode"]
+__all__ = ["BRANCH_ENTRY_JSON_SCHEMA", "TAG_JSON_SCHEMA", "RefEntry", "decode", "encode"]
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_SNAPSHOT = {
+    "type": "string",
+    "pattern": f"^{ID_PATTERN}$",
+    "description": "Id of the snapshot: the name of its structure file without the ending.",
+}
+_WRITE_ID = {
+    "type": "string",
+    "pattern": f"^{ID_PATTERN}$",
+    "description": "Random; it tells the writer after a lost answer that the file is its own.",
+}
+BRANCH_ENTRY_JSON_SCHEMA: dict[str, Any] = {
+    "$schema": _DRAFT,
+    "title": "Branch entry",
+    "description": "refs/branch.<name>/<sequence name>.json. A commit writes snapshot alone.",
+    "type": "object",
+    "required": ["snapshot"],
+    "properties": {
+        "snapshot": _SNAPSHOT,
+        "write_id": _WRITE_ID,
+        "deleted": {
+            "const": True,
+            "description": "The branch ends here, until a later entry begins it again.",
+        },
+    },
+    "dependentRequired": {"deleted": ["write_id"]},
+    "additionalProperties": False,
+}
+TAG_JSON_SCHEMA: dict[str, Any] = {
+    "$schema": _DRAFT,
+    "title": "Tag",
+    "description": "refs/tag.<name>/ref.json; with deleted, refs/tag.<name>/deleted.json, which "
+    "withdraws the tag.",
+    "type": "object",
+    "required": ["snapshot", "write_id"],
+    "properties": {
+        "snapshot": _SNAPSHOT,
+        "write_id": _WRITE_ID,
+        "deleted": {"const": True, "description": "In deleted.json only, and always there."},
+    },
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +83,9 @@ def encode(entry: RefEntry) -> bytes:
 def decode(data: bytes, key: str) -> RefEntry:
     """Decode an entry; one with an unknown member says something that this version cannot know."""
     try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise CorruptFileError(f"{key} is not JSON: {error}", key=key) from error
+        found = parse_json(data)
+    except InvalidInputError as error:
+        raise CorruptFileError(f"{key} is damaged: {error}", key=key) from error
     if not isinstance(found, dict) or not is_id(found.get("snapshot")):
         raise CorruptFileError(f"{key} names no snapshot", key=key)
     unknown = sorted(found.keys() - {"snapshot", "write_id", "deleted"})

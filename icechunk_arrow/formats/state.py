@@ -12,21 +12,99 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
-from icechunk_arrow.core.ids import is_id
+from icechunk_arrow.core.ids import ID_PATTERN, is_id
+from icechunk_arrow.core.json_values import decode_json
 from icechunk_arrow.core.snapshot import SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
-from icechunk_arrow.formats.layout import file_name
+from icechunk_arrow.formats.layout import check_ref_name, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["State", "decode", "encode"]
+__all__ = ["JSON_SCHEMA", "State", "decode", "encode"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGE = "message"
 _METADATA = "metadata"
 _CHECKSUM = "crc32c"
 _REQUIRED = ("id", "generation", "snapshots")
+
+_ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+JSON_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "State file",
+    "description": "state.json: all snapshots and references of a repository.",
+    "type": "object",
+    "required": ["id", "generation", "snapshots"],
+    "properties": {
+        "id": {**_ID_SCHEMA, "description": "Id of the repository: that of its first snapshot."},
+        "generation": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Grows by one whenever the file is replaced.",
+        },
+        "store_root": {
+            "type": "string",
+            "description": "Where the data is, as a path or URL; absent or empty where it is beside "
+            "this file.",
+        },
+        "write-id": {**_ID_SCHEMA, "description": "Random at every replacement."},
+        "snapshots": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/snapshot"}},
+        "refs": {
+            "type": "object",
+            "description": "Branches as branch.<name>, tags as tag.<name>.",
+            "propertyNames": {"pattern": "^(branch|tag)\\.[^/]+$"},
+            "additionalProperties": {"$ref": "#/$defs/ref"},
+        },
+        "crc32c": {
+            "type": "string",
+            "pattern": "^[0-9a-f]{8}$",
+            "description": "CRC-32C of all other members in canonical form.",
+        },
+    },
+    "$defs": {
+        "snapshot": {
+            "type": "object",
+            "required": ["snapshot-id", "timestamp-ms", "structure-file"],
+            "properties": {
+                "snapshot-id": _ID_SCHEMA,
+                "parent-snapshot-id": {
+                    "type": ["string", "null"],
+                    "pattern": f"^{ID_PATTERN}$",
+                    "description": "Absent or null where there is no parent.",
+                },
+                "timestamp-ms": {
+                    "type": "integer",
+                    "description": "When it was written: milliseconds since 1970, UTC.",
+                },
+                "structure-file": {"type": "string", "pattern": f"^{ID_PATTERN}\\.parquet$"},
+                "properties": {
+                    "type": "object",
+                    "properties": {
+                        "message": {"type": "string", "description": "The commit's message."},
+                        "metadata": {
+                            "type": "object",
+                            "description": "What the person stored with the commit.",
+                        },
+                    },
+                },
+            },
+        },
+        "ref": {
+            "type": "object",
+            "required": ["name", "snapshot-id", "type"],
+            "properties": {
+                "name": {"type": "string", "pattern": "^[^/]+$"},
+                "snapshot-id": _ID_SCHEMA,
+                "type": {"enum": ["branch", "tag"]},
+                "deleted": {
+                    "type": "boolean",
+                    "description": "True for a withdrawn tag, whose name stays reserved.",
+                },
+            },
+        },
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +172,7 @@ def _checksum(found: dict[str, Any]) -> str:
 def decode(data: bytes, key: str) -> State:
     """Decode a state file."""
     try:
-        found = json.loads(data)
+        found = decode_json(data)
     except ValueError as error:
         raise CorruptFileError(f"{key} is not JSON: {error}", key=key) from error
     missing = [name for name in _REQUIRED if not isinstance(found, dict) or name not in found]
@@ -105,16 +183,16 @@ def decode(data: bytes, key: str) -> State:
     try:
         refs = found.get("refs") or {}
         state = State(
-            id=found["id"],
-            generation=_integer(found["generation"]),
-            store_root=found.get("store_root"),
-            write_id=found.get("write-id"),
+            id=_id(found["id"]),
+            generation=_natural(found["generation"]),
+            store_root=_text(found.get("store_root")) or None,
+            write_id=_text(found.get("write-id")),
             snapshots=tuple(map(_info, found["snapshots"])),
             branches=_refs(refs, "branch", deleted=False),
             tags=_refs(refs, "tag", deleted=False),
             withdrawn_tags=_refs(refs, "tag", deleted=True),
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CorruptFileError(f"{key} is no sound state file: {error!r}", key=key) from error
     known = {info.id for info in state.snapshots}
     for kind, mapping in (("branch", state.branches), ("tag", state.tags)):
@@ -128,14 +206,26 @@ def decode(data: bytes, key: str) -> State:
 
 
 def _integer(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:
         raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError(f"{value!r} is negative")
+    return int(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
 def _id(value: Any) -> str:
     if not is_id(value):
-        raise ValueError(f"{value!r} is not a snapshot id")
+        raise ValueError(f"{value!r} is not an id")
     text: str = value
     return text
 
@@ -149,17 +239,19 @@ def _info(entry: dict[str, Any]) -> SnapshotInfo:
         id=entry["snapshot-id"],
         parent_id=None if parent is None else _id(parent),
         written_at=_EPOCH + timedelta(milliseconds=_integer(entry["timestamp-ms"])),
-        message=properties.get(_MESSAGE, ""),
-        metadata=properties.get(_METADATA, {}),
+        message=_text(properties.get(_MESSAGE)) or "",
+        metadata=dict(properties.get(_METADATA) or {}),
     )
 
 
 def _refs(refs: dict[str, Any], kind: str, *, deleted: bool) -> dict[str, str]:
-    for ref in refs.values():
-        if ref["type"] not in {"branch", "tag"}:
-            raise ValueError(f"{ref['type']!r} is neither branch nor tag")
-    return {
-        ref["name"]: _id(ref["snapshot-id"])
-        for ref in refs.values()
-        if ref["type"] == kind and bool(ref.get("deleted")) is deleted
-    }
+    found = {}
+    for key, ref in refs.items():
+        name, is_deleted = check_ref_name(ref["name"]), ref.get("deleted", False)
+        if ref["type"] not in {"branch", "tag"} or key != f"{ref['type']}.{name}":
+            raise ValueError(f"the key {key!r} does not go with {ref!r}")
+        if type(is_deleted) is not bool or (is_deleted and ref["type"] == "branch"):
+            raise ValueError(f"{key!r} has 'deleted', which withdrawn tags alone have")
+        if ref["type"] == kind and is_deleted is deleted:
+            found[name] = _id(ref["snapshot-id"])
+    return found

@@ -9,7 +9,6 @@ beside them; whatever a commit does not touch goes from file to file as columns.
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,10 @@ from icechunk_arrow.core.columns import (
     indices,
     one_array,
     to_numpy,
+    validity,
 )
 from icechunk_arrow.core.documents import ArrayColumns
+from icechunk_arrow.core.json_values import decode_json
 from icechunk_arrow.core.snapshot import (
     NO_INVENTORIES,
     AttributesRef,
@@ -34,12 +35,11 @@ from icechunk_arrow.core.snapshot import (
     Node,
     Snapshot,
     SnapshotFacts,
-    SnapshotInfo,
 )
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
-from icechunk_arrow.formats.layout import FileKind, file_id, file_name
-from icechunk_arrow.formats.times import decode_time, encode_time
+from icechunk_arrow.formats import facts as facts_format
+from icechunk_arrow.formats.layout import FileKind, file_id, file_name, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,8 +100,8 @@ def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
             pa.field("data_type", pa.string(), nullable=False),
             pa.field("fill_value", pa.binary()),
             pa.field("dimension_names", pa.list_(pa.string())),
-            pa.field("chunk_grid", grid, nullable=False),
-            pa.field("chunk_key_encoding", key_encoding, nullable=False),
+            pa.field("chunk_grid", grid),
+            pa.field("chunk_key_encoding", key_encoding),
             pa.field("codecs", pa.list_(codec)),
         ]
     )
@@ -336,54 +336,15 @@ def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:
     return {file_id(name): count for name, count in zip(names, sums.tolist(), strict=True)}
 
 
-def _pack(values: npt.NDArray[np.uint64]) -> str:
-    """Write a compressed array of numbers as text."""
-    data = values.astype("<u8").tobytes()
-    return base64.b64encode(pa.compress(data, codec="zstd", asbytes=True)).decode()
-
-
-def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
-    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
-    return np.frombuffer(data, "<u8").astype(np.uint64)
-
-
 def _facts_json(snapshot: Snapshot) -> str:
-    facts = snapshot.facts
-    manifests = _manifests_of(snapshot.table)
-    sizes = np.array([snapshot.manifest_sizes[name] for name in manifests], np.uint64)
-    counts = to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten())
+    sizes = [snapshot.manifest_sizes[name] for name in _manifests_of(snapshot.table)]
     references = one_array(snapshot.table["attrs_reference"]).drop_null()
-    files = references.field("attrs_file").unique().to_pylist()
-    return json.dumps(
-        {
-            "format_version": envelope.SPEC_VERSION,
-            "format_flags": {},
-            "metadata": _entry_json(facts.info),
-            "started_at": encode_time(facts.started_at),
-            "properties": dict(facts.properties),
-            "short_term_history": [_entry_json(entry) for entry in facts.history],
-            "short_term_parents": len(facts.history),
-            "total_parents": facts.total_parents,
-            "next_node_id": facts.next_node_id,
-            "attribute_files": sorted(files),
-            "manifest_files": {
-                "count": len(manifests),
-                "size_bytes": _pack(sizes),
-                "entries": len(counts),
-                "row_counts": _pack(counts),
-            },
-        },
-        separators=(",", ":"),
-        ensure_ascii=True,
+    return facts_format.encode(
+        snapshot.facts,
+        attribute_files=references.field("attrs_file").unique().to_pylist(),
+        manifest_sizes=np.array(sizes, np.uint64),
+        row_counts=to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten()),
     )
-
-
-def _entry_json(info: SnapshotInfo) -> dict[str, str]:
-    return {
-        "id": info.id,
-        "written_at": encode_time(info.written_at),
-        "message": info.message,
-    }
 
 
 def encode(snapshot: Snapshot) -> bytes:
@@ -416,62 +377,73 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def decode_facts(sealed: Sealed) -> SnapshotFacts:
     """Read the snapshot's facts from a structure file's footer alone."""
-    found = json.loads(sealed.fact(_FACTS))
-    history = found["short_term_history"]
-    parents = [entry["id"] for entry in history[1:]]
-    own = found["metadata"]
-    try:
-        return SnapshotFacts(
-            id=own["id"],
-            message=own["message"],
-            written_at=decode_time(own["written_at"]),
-            started_at=decode_time(found["started_at"]),
-            properties=found["properties"],
-            history=tuple(
-                SnapshotInfo(
-                    id=entry["id"],
-                    parent_id=parents[i] if i < len(parents) else None,
-                    written_at=decode_time(entry["written_at"]),
-                    message=entry["message"],
-                )
-                for i, entry in enumerate(history)
-            ),
-            total_parents=found["total_parents"],
-            next_node_id=found["next_node_id"],
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptFileError(
-            f"{sealed.key} has no sound snapshot facts: {error!r}", key=sealed.key
-        ) from error
+    facts = facts_format.decode(sealed.fact(_FACTS), sealed.key)
+    if sealed.key != key_of(KIND, facts.id):
+        raise _unsound(sealed.key, f"it holds the facts of snapshot {facts.id}")
+    return facts
+
+
+def _unsound(key: str, fact: object) -> CorruptFileError:
+    return CorruptFileError(f"{key} is no sound structure file: {fact}", key=key)
 
 
 def decode(data: bytes, identifier: str) -> Snapshot:
     """Decode a whole structure file."""
     sealed, table = envelope.read_whole(data, KIND, identifier)
     facts = decode_facts(sealed)
-    if facts.id != identifier:
-        raise CorruptFileError(f"{sealed.key} holds the snapshot {facts.id}", key=sealed.key)
-    table = _conform(table, WIDE_SCHEMA)
-    listed = json.loads(sealed.fact(_FACTS))["manifest_files"]
-    counts = from_numpy(_unpack(listed["row_counts"], listed["entries"]), pa.uint64())
-    inventories = one_array(table["inventories"])
-    buffers = inventories.buffers()[:2]
-    lists = pa.Array.from_buffers(pa.list_(pa.uint64()), table.num_rows, buffers, children=[counts])
-    table = table.append_column(_MEMORY_SCHEMA.field(_ROW_COUNTS), lists)
-    manifests = _manifests_of(table)
-    sizes = _unpack(listed["size_bytes"], listed["count"]).tolist()
-    if len(sizes) != len(manifests) or len(_flat(table)) != listed["entries"]:
-        raise CorruptFileError(
-            f"{sealed.key} lists {len(sizes)} manifests, its rows name {len(manifests)}",
-            key=sealed.key,
-        )
-    extensions = json.loads(sealed.facts.get(_EXTENSIONS, "{}"))
-    return _snapshot(
-        table,
-        facts,
-        {int(node_id): patch for node_id, patch in extensions.items()},
-        dict(zip(manifests, sizes, strict=True)),
+    try:
+        table = _conform(table, WIDE_SCHEMA)
+        manifests = _manifests_of(table)
+        extensions = _decode_extensions(sealed)
+    except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
+        raise _unsound(sealed.key, error) from error
+    sizes, counts = facts_format.decode_numbers(
+        sealed.fact(_FACTS),
+        sealed.key,
+        manifest_count=len(manifests),
+        entry_count=len(_flat(table)),
     )
+    buffers = one_array(table["inventories"]).buffers()[:2]
+    children = [from_numpy(counts, pa.uint64())]
+    lists = pa.Array.from_buffers(pa.list_(pa.uint64()), table.num_rows, buffers, children=children)
+    table = table.append_column(_MEMORY_SCHEMA.field(_ROW_COUNTS), lists)
+    sizes_by_name = dict(zip(manifests, sizes.tolist(), strict=True))
+    snapshot = _snapshot(table, facts, extensions, sizes_by_name)
+    _check_rows(snapshot, sealed.key)
+    return snapshot
+
+
+def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
+    found = decode_json(sealed.facts.get(_EXTENSIONS, "{}").encode())
+    extensions = {int(node_id): patch for node_id, patch in found.items()}
+    for patch in extensions.values():
+        if not isinstance(patch["set"], dict) or not isinstance(patch["unset"], list):
+            raise TypeError(f"{patch!r} is not a patch of a document")
+    return extensions
+
+
+def _check_rows(snapshot: Snapshot, key: str) -> None:
+    """Check what every reader relies on: order, unique names, and extents of the arrays' rank."""
+    table = snapshot.table
+    paths = one_array(table["path"])
+    rows = table.num_rows
+    if rows > 1 and not to_numpy(pc.less(paths.slice(0, rows - 1), paths.slice(1))).all():
+        raise _unsound(key, "its paths are not in order, or one comes twice")
+    if len(snapshot.rows_by_id) != rows:
+        raise _unsound(key, "a node id comes twice")
+    metadata = one_array(table["array_metadata"])
+    arrays = validity(metadata)
+    if (to_numpy(pc.equal(table["type"], "array")) != arrays).any():
+        raise _unsound(key, "a node's type does not go with its metadata")
+    for name in ("chunk_grid", "chunk_key_encoding"):
+        if (arrays & ~validity(metadata.field(name))).any():
+            raise _unsound(key, f"an array has no {name}")
+    lists = one_array(table["inventories"])
+    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    ranks = to_numpy(pc.list_value_length(metadata.field("shape")))
+    lengths = to_numpy(pc.list_value_length(lists.flatten().field("extent")))
+    if len(owners) and (~arrays[owners] | (ranks[owners] != lengths)).any():
+        raise _unsound(key, "an inventory's extent has another rank than its array")
 
 
 def _decode_node(snapshot: Snapshot, row: int) -> Node:
@@ -518,6 +490,6 @@ def _inventories(line: pa.Table, ndim: int) -> Inventories:
         rows=to_numpy(entries.field("row")),
         starts=box[:, :, 0],
         stops=box[:, :, 1],
-        flags=to_numpy(entries.field("flags")),
+        flags=to_numpy(entries.field("flags").fill_null(0)),
         row_counts=to_numpy(line[_ROW_COUNTS].chunk(0).flatten()),
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["decode_time", "encode_time"]
+__all__ = ["TIME_PATTERN", "decode_time", "encode_time"]
+
+TIME_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00$"
+"""What :func:`encode_time` writes, as a regular expression."""
 
 
 def encode_time(moment: datetime) -> str:

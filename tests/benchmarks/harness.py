@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.peers import Peer
 
-__all__ = ["Case", "Bench", "Stopwatch", "alternate", "folder_bytes", "print_figures", "timed"]
+__all__ = [
+    "Bench",
+    "Stopwatch",
+    "alternate",
+    "folder_bytes",
+    "print_figures",
+    "print_line",
+    "timed",
+]
 
 Seconds = float
-Case = "Callable[[Bench], None]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +39,7 @@ class Bench:
 
     folder: Path
     quick: bool
-    peer: Peer | None
-    peer_missing: str = ""
+    icechunk: Peer | None
 
     def new_folder(self, name: str) -> Path:
         """Make a folder of a case's own."""
@@ -115,6 +121,7 @@ def print_figures(
     *,
     ours: str = "ours",
     aims: Mapping[str, float] | None = None,
+    leave_out: str = "",
     per: int = 1,
 ) -> None:
     """Print a table: each subject's median and quartiles, and ``ours`` as a multiple of it.
@@ -126,6 +133,8 @@ def print_figures(
     print(f"\n{title}")
     print(f"  {'':28}{f'median, {unit}':>12}{'quartiles':>18}   ours is")
     for name, seconds in figures.items():
+        if name == leave_out:
+            continue
         shown = [value / per / scale for value in seconds]
         low, high = _quartiles(shown)
         line = f"  {name:28}{statistics.median(shown):12.3g}{f'{low:.3g} - {high:.3g}':>18}"

@@ -1,4 +1,4 @@
-"""The cases on icechunk's side: a script that imports nothing of this repository.
+"""The cases on icechunk's side: a program that imports nothing of the package that is measured.
 
 It reads calls as lines of JSON, does them, and answers in lines of JSON. Whatever is a time is in seconds.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import icechunk
 import numpy as np
 import zarr
 
-sys.path.insert(0, str(Path(__file__).parent))
-import references_data
+from tests.benchmarks import references_data
 
 
 def _repo(path: str, *, create: bool = False, split: int = 0) -> icechunk.Repository:
@@ -54,7 +52,7 @@ def create(path: str, *, shape: list[int], chunks: list[int], split: int = 0) ->
 def commit_chunk(path: str, *, index: int, size_bytes: int) -> dict[str, float]:
     """Write one chunk and commit it, on a repository that stays open."""
     repo = _held(path)
-    payload = np.full(size_bytes, index % 251, np.uint8)
+    payload = np.full(size_bytes, index % 250 + 1, np.uint8)
     began = time.perf_counter()
     session = repo.writable_session("main")
     array = zarr.open_array(session.store, path="a")
@@ -109,12 +107,14 @@ def read_array(path: str, *, pipeline: str) -> float:
     return seconds
 
 
-def set_references(path: str, *, rows: int, first_row: int, columns: int) -> dict[str, float]:
+def set_references(
+    path: str, *, rows: int, first_row: int, columns: int, split: int
+) -> dict[str, float]:
     """Point a box of chunks at ranges of files, and commit; preparing the input does not count."""
     box = references_data.box(rows=rows, first_row=first_row, columns=columns)
     names = references_data.LOCATIONS
     locations = [names[i] for i in box.files.tolist()]
-    repo = _repo(path)
+    repo = _repo(path, split=split)
     began = time.perf_counter()
     session = repo.writable_session("main")
     session.store.set_virtual_refs_arr(

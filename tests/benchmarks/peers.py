@@ -14,7 +14,8 @@ from typing import Any
 
 __all__ = ["Peer", "PeerError", "start_icechunk"]
 
-_SCRIPT = Path(__file__).with_name("peer_icechunk.py")
+_ROOT = Path(__file__).parents[2]
+_ICECHUNK = "tests.benchmarks.peer_icechunk"
 
 
 class PeerError(Exception):
@@ -24,14 +25,14 @@ class PeerError(Exception):
 class Peer:
     """A running peer; every call waits for its answer."""
 
-    def __init__(self, python: str, script: Path) -> None:
+    def __init__(self, python: str, module: str) -> None:
         self._process = subprocess.Popen(
-            [python, "-P", str(script)],
+            [python, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=script.parents[2],
+            cwd=_ROOT,
         )
         self.versions: str = self("versions")
 
@@ -69,6 +70,6 @@ def start_icechunk(python: str | None) -> Peer:
     """Start icechunk; ``PeerError`` says why it cannot be measured."""
     chosen = python or sys.executable
     try:
-        return Peer(chosen, _SCRIPT)
+        return Peer(chosen, _ICECHUNK)
     except (PeerError, OSError) as error:
         raise PeerError(f"{chosen} cannot run icechunk: {error}") from error

@@ -1,0 +1,252 @@
+"""Snapshot facts: the JSON in a structure file's footer that says all that is not a row.
+
+Specification: schemas/README.md#structure-file
+
+Owns the members and the packed arrays of numbers; knows nothing of rows, schemas and footers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core.ids import ID_PATTERN, check_id
+from icechunk_arrow.core.json_values import decode_json
+from icechunk_arrow.core.snapshot import HISTORY_LENGTH, SnapshotFacts, SnapshotInfo
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.envelope import SPEC_VERSION
+from icechunk_arrow.formats.times import TIME_PATTERN, decode_time, encode_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["JSON_SCHEMA", "decode", "decode_numbers", "encode"]
+
+_MALFORMED = (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError)
+"""What reading hostile JSON and packed arrays can end in."""
+
+_NATURAL = {"type": "integer", "minimum": 0}
+_PACKED = {"type": "string", "contentEncoding": "base64"}
+JSON_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Snapshot facts",
+    "description": "The value of icechunk.snapshot in the footer of a structure file.",
+    "type": "object",
+    "required": [
+        "format_version",
+        "format_flags",
+        "metadata",
+        "started_at",
+        "properties",
+        "short_term_history",
+        "short_term_parents",
+        "total_parents",
+        "next_node_id",
+        "attribute_files",
+        "manifest_files",
+    ],
+    "properties": {
+        "format_version": {
+            "const": SPEC_VERSION,
+            "description": "Version of the format; the same as in the file's identification.",
+        },
+        "format_flags": {
+            "type": "object",
+            "description": "Empty in this version; readers ignore what they do not know.",
+        },
+        "metadata": {"$ref": "#/$defs/entry", "description": "This snapshot."},
+        "started_at": {
+            "$ref": "#/$defs/time",
+            "description": "When the session began; not after written_at.",
+        },
+        "properties": {
+            "type": "object",
+            "description": "What the person stored with the commit: any JSON.",
+        },
+        "short_term_history": {
+            "type": "array",
+            "items": {"$ref": "#/$defs/entry"},
+            "maxItems": HISTORY_LENGTH,
+            "description": "The nearest ancestors, newest first, without this snapshot.",
+        },
+        "short_term_parents": {
+            **_NATURAL,
+            "maximum": HISTORY_LENGTH,
+            "description": "Length of short_term_history.",
+        },
+        "total_parents": {**_NATURAL, "description": "How many ancestors there are in all."},
+        "next_node_id": {
+            **_NATURAL,
+            "minimum": 1,
+            "description": "The id that the next node gets: larger than every id given out before.",
+        },
+        "attribute_files": {
+            "type": "array",
+            "items": {"type": "string", "pattern": f"^{ID_PATTERN}\\.parquet$"},
+            "uniqueItems": True,
+            "description": "Every attributes file that a row refers to, sorted.",
+        },
+        "manifest_files": {
+            "type": "object",
+            "description": "Numbers about the live manifests, packed: zstd over little-endian "
+            "uint64, in base 64.",
+            "required": ["count", "size_bytes", "entries", "row_counts"],
+            "properties": {
+                "count": {**_NATURAL, "description": "How many live manifests there are."},
+                "size_bytes": {
+                    **_PACKED,
+                    "description": "Bytes of each live manifest, in the order in which the rows "
+                    "name them first.",
+                },
+                "entries": {**_NATURAL, "description": "How many inventory entries all rows have."},
+                "row_counts": {
+                    **_PACKED,
+                    "description": "How many rows each inventory entry stands for, in the order "
+                    "of the rows and of their entries.",
+                },
+            },
+        },
+    },
+    "$defs": {
+        "id": {"type": "string", "pattern": f"^{ID_PATTERN}$"},
+        "time": {
+            "type": "string",
+            "pattern": TIME_PATTERN,
+            "description": "ISO 8601, UTC, microseconds.",
+        },
+        "entry": {
+            "type": "object",
+            "required": ["id", "written_at", "message"],
+            "properties": {
+                "id": {"$ref": "#/$defs/id"},
+                "written_at": {"$ref": "#/$defs/time"},
+                "message": {"type": "string"},
+            },
+        },
+    },
+}
+
+
+def encode(
+    facts: SnapshotFacts,
+    *,
+    attribute_files: Sequence[str],
+    manifest_sizes: npt.NDArray[np.uint64],
+    row_counts: npt.NDArray[np.uint64],
+) -> str:
+    """Encode facts as JSON, all ASCII."""
+    return json.dumps(
+        {
+            "format_version": SPEC_VERSION,
+            "format_flags": {},
+            "metadata": _entry(facts.info),
+            "started_at": encode_time(facts.started_at),
+            "properties": dict(facts.properties),
+            "short_term_history": [_entry(info) for info in facts.history],
+            "short_term_parents": len(facts.history),
+            "total_parents": facts.total_parents,
+            "next_node_id": facts.next_node_id,
+            "attribute_files": sorted(attribute_files),
+            "manifest_files": {
+                "count": len(manifest_sizes),
+                "size_bytes": _pack(manifest_sizes),
+                "entries": len(row_counts),
+                "row_counts": _pack(row_counts),
+            },
+        },
+        separators=(",", ":"),
+        ensure_ascii=True,
+        allow_nan=False,
+    )
+
+
+def _entry(info: SnapshotInfo) -> dict[str, str]:
+    return {
+        "id": info.id,
+        "written_at": encode_time(info.written_at),
+        "message": info.message,
+    }
+
+
+def _pack(values: npt.NDArray[np.uint64]) -> str:
+    """Write numbers as compressed text."""
+    data = values.astype("<u8").tobytes()
+    return base64.b64encode(pa.compress(data, codec="zstd", asbytes=True)).decode()
+
+
+def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
+    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
+    return np.frombuffer(data, "<u8").astype(np.uint64)
+
+
+def decode(text: str, key: str) -> SnapshotFacts:
+    """Decode the facts in the footer of the file ``key``."""
+    try:
+        found = decode_json(text.encode())
+        history = found["short_term_history"]
+        own = found["metadata"]
+        return SnapshotFacts(
+            id=check_id(own["id"]),
+            message=_text(own["message"]),
+            written_at=decode_time(own["written_at"]),
+            started_at=decode_time(found["started_at"]),
+            properties=dict(found["properties"]),
+            history=tuple(
+                SnapshotInfo(
+                    id=check_id(entry["id"]),
+                    parent_id=history[i + 1]["id"] if i + 1 < len(history) else None,
+                    written_at=decode_time(entry["written_at"]),
+                    message=_text(entry["message"]),
+                )
+                for i, entry in enumerate(history)
+            ),
+            total_parents=_natural(found["total_parents"]),
+            next_node_id=_natural(found["next_node_id"]),
+        )
+    except _MALFORMED as error:
+        raise _unsound(key, error) from error
+
+
+def decode_numbers(
+    text: str, key: str, *, manifest_count: int, entry_count: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Decode the packed arrays: bytes per manifest, and rows per inventory entry.
+
+    The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON.
+    """
+    try:
+        listed = decode_json(text.encode())["manifest_files"]
+        counts = (_natural(listed["count"]), _natural(listed["entries"]))
+        if counts != (manifest_count, entry_count):
+            raise ValueError(
+                f"it counts {counts[0]} manifests and {counts[1]} inventory entries, the rows have "
+                f"{manifest_count} and {entry_count}"
+            )
+        return (
+            _unpack(listed["size_bytes"], manifest_count),
+            _unpack(listed["row_counts"], entry_count),
+        )
+    except _MALFORMED as error:
+        raise _unsound(key, error) from error
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number from 0")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _unsound(key: str, error: Exception) -> CorruptFileError:
+    return CorruptFileError(f"{key} has no sound snapshot facts: {error!r}", key=key)

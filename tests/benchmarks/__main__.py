@@ -1,0 +1,83 @@
+"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--quick]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import zarr
+
+from tests.benchmarks.arrays import large_chunks, small_chunks
+from tests.benchmarks.commits import commit, growth, opening
+from tests.benchmarks.harness import Bench
+from tests.benchmarks.imports import imports
+from tests.benchmarks.peers import PeerError, start_icechunk
+from tests.benchmarks.references import references
+from tests.benchmarks.requests import cold_read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASES: dict[str, Callable[[Bench], None]] = {
+    "commit": commit,
+    "opening": opening,
+    "large": large_chunks,
+    "small": small_chunks,
+    "cold": cold_read,
+    "references": references,
+    "growth": growth,
+    "import": imports,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(CASES), help="may be repeated")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test")
+    parser.add_argument(
+        "--peer-python",
+        default=os.environ.get("ICECHUNK_PEER_PYTHON"),
+        help="an interpreter that has icechunk; without it this one (also: ICECHUNK_PEER_PYTHON)",
+    )
+    parser.add_argument("--folder", type=Path, help="where to write; without it a temporary folder")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the chosen cases and print what they found."""
+    chosen = _arguments()
+    print(
+        f"Python {platform.python_version()}, zarr {zarr.__version__}, pyarrow {pa.__version__}, "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    )
+    try:
+        peer = start_icechunk(chosen.peer_python)
+        print(f"peer: {peer.versions}")
+    except PeerError as error:
+        peer = None
+        print(f"SKIPPED, everything beside icechunk: {error}. Give --peer-python.")
+    folder = Path(tempfile.mkdtemp(prefix="icechunk-arrow-bench-", dir=chosen.folder))
+    try:
+        for name in chosen.only or CASES:
+            print(f"\n== {name}: {(CASES[name].__doc__ or '').strip().splitlines()[0]}")
+            began = time.perf_counter()
+            CASES[name](Bench(folder=folder, quick=chosen.quick, icechunk=peer))
+            print(f"\n  ({name} took {time.perf_counter() - began:.0f} s)", flush=True)
+            for each in folder.iterdir():
+                shutil.rmtree(each)
+    finally:
+        shutil.rmtree(folder)
+        if peer is not None:
+            peer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

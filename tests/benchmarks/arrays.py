@@ -1,0 +1,244 @@
+"""Arrays through zarr: large chunks, small chunks, and what plain files cost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore, MemoryStore
+
+import icechunk_arrow
+from icechunk_arrow import RepositoryConfig, StorageSettings
+from tests.benchmarks.harness import alternate, print_figures, print_line, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.benchmarks.harness import Bench
+
+__all__ = ["large_chunks", "small_chunks"]
+
+_MiB = 1 << 20
+_KiB = 1 << 10
+FLOOR = "floor: plain files"
+
+
+def _config(*, durable: bool) -> RepositoryConfig:
+    return RepositoryConfig(storage=StorageSettings(durable=durable))
+
+
+def _pipelines() -> list[str]:
+    """Name the codec pipelines that the installed zarr has, its default first."""
+    from zarr.core import codec_pipeline
+
+    names = ("BatchedCodecPipeline", "FusedCodecPipeline")
+    return [name for name in names if hasattr(codec_pipeline, name)]
+
+
+def _use(pipeline: str) -> None:
+    zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{pipeline}"})
+
+
+class _Arrays:
+    """One size of array and chunk, written and read by every subject in folders of its own."""
+
+    def __init__(self, bench: Bench, name: str, size_bytes: int, chunk_bytes: int) -> None:
+        self.bench = bench
+        self.folder = bench.new_folder(name)
+        self.size_bytes, self.chunk_bytes = size_bytes, chunk_bytes
+        self.data = np.resize(np.arange(251, dtype=np.uint8), size_bytes)
+        self.memory: dict[str, Any] = {}
+
+    def _fresh(self, subject: str) -> Path:
+        path = self.folder / subject
+        shutil.rmtree(path, ignore_errors=True)
+        os.sync()  # what others left to be written is not ours to pay for
+        return path
+
+    def _array(self, store: Any) -> Any:
+        return zarr.create_array(
+            store,
+            name="a",
+            shape=(self.size_bytes,),
+            chunks=(self.chunk_bytes,),
+            dtype="u1",
+            compressors=None,
+        )
+
+    def _check(self, data: Any) -> None:
+        assert data[-1] == self.data[-1]
+        assert len(data) == self.size_bytes
+
+    def write_ours(self, pipeline: str, *, durable: bool) -> float:
+        path = self._fresh(f"ours {durable}")
+        repo = icechunk_arrow.Repository.create(path, config=_config(durable=durable))
+        first = repo.writable_session("main")
+        self._array(first.store)
+        first.commit("create")
+        session = repo.writable_session("main")
+        array = zarr.open_array(session.store, path="a")
+        _use(pipeline)
+
+        def fill() -> None:
+            array[:] = self.data
+            session.commit("filled")
+
+        return timed(fill)
+
+    def read_ours(self, pipeline: str, *, durable: bool = True) -> float:
+        _use(pipeline)
+        repo = icechunk_arrow.Repository.open(self.folder / f"ours {durable}")
+        array = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")
+        return self._timed_read(lambda: array[:])
+
+    def _timed_read(self, read: Callable[[], Any]) -> float:
+        kept = []
+        seconds = timed(lambda: kept.append(read()))
+        self._check(kept[0])
+        return seconds
+
+    def write_store(self, pipeline: str, *, in_memory: bool = False) -> float:
+        _use(pipeline)
+        if in_memory:
+            store: Any = MemoryStore()
+            self.memory["store"] = store
+        else:
+            store = LocalStore(self._fresh("LocalStore"))
+        array = self._array(store)
+
+        def fill() -> None:
+            array[:] = self.data
+
+        return timed(fill)
+
+    def read_store(self, pipeline: str, *, in_memory: bool = False) -> float:
+        _use(pipeline)
+        store = self.memory["store"] if in_memory else LocalStore(self.folder / "LocalStore")
+        array = zarr.open_array(store, path="a", mode="r")
+        return self._timed_read(lambda: array[:])
+
+    def write_icechunk(self, pipeline: str) -> float:
+        assert self.bench.icechunk is not None
+        seconds: float = self.bench.icechunk(
+            "write_array",
+            path=str(self._fresh("icechunk")),
+            size_bytes=self.size_bytes,
+            chunk_bytes=self.chunk_bytes,
+            pipeline=pipeline,
+        )
+        return seconds
+
+    def read_icechunk(self, pipeline: str) -> float:
+        assert self.bench.icechunk is not None
+        path = str(self.folder / "icechunk")
+        seconds: float = self.bench.icechunk("read_array", path=path, pipeline=pipeline)
+        return seconds
+
+    def write_files(self) -> float:
+        folder = self._fresh("files")
+        folder.mkdir()
+
+        def fill() -> None:
+            view = memoryview(self.data)
+            for start in range(0, self.size_bytes, self.chunk_bytes):
+                with open(f"{folder}/{start}", "wb", buffering=0) as file:  # noqa: PTH123
+                    file.write(view[start : start + self.chunk_bytes])
+
+        return timed(fill)
+
+    def read_files(self) -> float:
+        folder = self.folder / "files"
+
+        def fill() -> Any:
+            data = np.empty(self.size_bytes, np.uint8)
+            view = memoryview(data)
+            for start in range(0, self.size_bytes, self.chunk_bytes):
+                with open(f"{folder}/{start}", "rb", buffering=0) as file:  # noqa: PTH123
+                    file.readinto(view[start : start + self.chunk_bytes])  # type: ignore[attr-defined]
+            return data
+
+        return self._timed_read(fill)
+
+    def remove(self) -> None:
+        self.memory.clear()
+        shutil.rmtree(self.folder)
+
+
+def large_chunks(bench: Bench) -> None:
+    """1 GiB in chunks of 1 MiB without codecs, written (and committed) and read: every byte once.
+
+    Ours durable and not; zarr's LocalStore and icechunk, neither of which syncs; plain files one after the
+    other. What is read lies in the system's page cache for all.
+    """
+    arrays = _Arrays(bench, "large", bench.choose(1 << 30, 1 << 27), _MiB)
+    rounds = bench.choose(7, 3)
+    for pipeline in _pipelines():
+        writers: dict[str, Callable[[], float]] = {
+            "ours": lambda p=pipeline: arrays.write_ours(p, durable=False),
+            "ours, durable": lambda p=pipeline: arrays.write_ours(p, durable=True),
+            "LocalStore": lambda p=pipeline: arrays.write_store(p),
+            FLOOR: arrays.write_files,
+        }
+        readers: dict[str, Callable[[], float]] = {
+            "ours": lambda p=pipeline: arrays.read_ours(p),
+            "LocalStore": lambda p=pipeline: arrays.read_store(p),
+            FLOOR: arrays.read_files,
+        }
+        if bench.icechunk is not None:
+            writers["icechunk"] = lambda p=pipeline: arrays.write_icechunk(p)
+            readers["icechunk"] = lambda p=pipeline: arrays.read_icechunk(p)
+        written = alternate(writers, rounds)
+        title = f"{arrays.size_bytes >> 20} MiB in 1 MiB chunks, {pipeline}"
+        aims = {"LocalStore": 1.0}
+        print_figures(
+            f"{title}: written, not durable", written, aims=aims, leave_out="ours, durable"
+        )
+        print_figures(
+            f"{title}: written, durable",
+            written,
+            ours="ours, durable",
+            aims=aims,
+            leave_out="ours",
+        )
+        read = alternate(readers, rounds)
+        print_figures(f"{title}: read", read, aims={"LocalStore": 1.0})
+    arrays.remove()
+
+
+def small_chunks(bench: Bench) -> None:
+    """20,000 chunks of 1 KiB, written (and committed) and read, cost of each; on both codec pipelines.
+
+    Against icechunk and zarr's LocalStore and MemoryStore on the same pipeline; plain files as floor.
+    """
+    count = bench.choose(20_000, 2_000)
+    arrays = _Arrays(bench, "small", count * _KiB, _KiB)
+    rounds = bench.choose(5, 3)
+    for pipeline in _pipelines():
+        writers: dict[str, Callable[[], float]] = {
+            "ours": lambda p=pipeline: arrays.write_ours(p, durable=True),
+            "ours, not durable": lambda p=pipeline: arrays.write_ours(p, durable=False),
+            "LocalStore": lambda p=pipeline: arrays.write_store(p),
+            "MemoryStore": lambda p=pipeline: arrays.write_store(p, in_memory=True),
+            FLOOR: arrays.write_files,
+        }
+        readers: dict[str, Callable[[], float]] = {
+            "ours": lambda p=pipeline: arrays.read_ours(p),
+            "LocalStore": lambda p=pipeline: arrays.read_store(p),
+            "MemoryStore": lambda p=pipeline: arrays.read_store(p, in_memory=True),
+            FLOOR: arrays.read_files,
+        }
+        if bench.icechunk is not None:
+            writers["icechunk"] = lambda p=pipeline: arrays.write_icechunk(p)
+            readers["icechunk"] = lambda p=pipeline: arrays.read_icechunk(p)
+        aims = {"icechunk": 1.0}
+        written = alternate(writers, rounds)
+        print_figures(f"{count:,} chunks of 1 KiB, {pipeline}: written, each", written, aims=aims, per=count)
+        read = alternate(readers, rounds)
+        print_figures(f"{count:,} chunks of 1 KiB, {pipeline}: read, each", read, aims=aims, per=count)
+    files = sum(1 for path in (arrays.folder / "ours True").rglob("*") if path.is_file())
+    print_line(f"our repository of {count:,} chunks is {files} files")
+    arrays.remove()
