@@ -52,17 +52,10 @@ def write_two_versions(repo: Repository) -> tuple[str, str]:
 
 def inventory(root: Path, snapshot_id: str) -> duckdb.DuckDBPyRelation:
     """Ask the Parquet files themselves: nothing of this package takes part."""
-    return duckdb.sql(f"""
-        with live as (
-            select path, unnest(inventories).inventory_file as file
-            from read_parquet('{root}/s/{snapshot_id}.parquet') where type = 'array'
-        )
-        select path, hex(chunks.coord) as coord, chunk_file, "offset", length, file as manifest
-        from live
-        join read_parquet('{root}/i/*.parquet', filename = true) as chunks
-          on parse_filename(chunks.filename) = file
-        order by path, chunks.coord
-    """)
+    query = (Path(__file__).parent.parent / "sql" / "inventory.duckdb.sql").read_text()
+    duckdb.execute("SET VARIABLE structure = ?", [f"{root}/s/{snapshot_id}.parquet"])
+    duckdb.execute("SET VARIABLE manifests = ?", [f"{root}/i/*.parquet"])
+    return duckdb.sql(query)
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ _FACTS = "icechunk.snapshot"
 _EXTENSIONS = "icechunk.extensions"
 _WIDTH = "icechunk.width"
 _ROW_COUNTS = "row_counts"
+_ARRAY = from_values(["array"], pa.string())[0]
 
 
 def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
@@ -433,7 +434,7 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         raise _unsound(key, "a node id comes twice")
     metadata = one_array(table["array_metadata"])
     arrays = validity(metadata)
-    if (to_numpy(pc.equal(table["type"], "array")) != arrays).any():
+    if (to_numpy(pc.equal(table["type"], _ARRAY)) != arrays).any():
         raise _unsound(key, "a node's type does not go with its metadata")
     for name in ("chunk_grid", "chunk_key_encoding"):
         if (arrays & ~validity(metadata.field(name))).any():
@@ -484,12 +485,13 @@ def _inventories(line: pa.Table, ndim: int) -> Inventories:
     if not len(entries):
         return NO_INVENTORIES
     pairs = entries.field("extent").flatten().flatten()
+    flags = entries.field("flags")
     box = to_numpy(pairs).reshape(len(entries), ndim, 2)
     return Inventories(
         manifests=tuple(file_id(name) for name in entries.field("inventory_file").to_pylist()),
         rows=to_numpy(entries.field("row")),
         starts=box[:, :, 0],
         stops=box[:, :, 1],
-        flags=to_numpy(entries.field("flags").fill_null(0)),
+        flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
         row_counts=to_numpy(line[_ROW_COUNTS].chunk(0).flatten()),
     )

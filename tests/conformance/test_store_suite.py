@@ -170,7 +170,9 @@ class TestCommitted(Suite):
 
     @pytest.fixture
     def store_kwargs(self, place: Place) -> dict[str, Any]:
-        return {"session": place.create().writable_session("main"), "place": place}
+        # no chunk inline, so that all stand in files
+        repository = place.create(inline_chunk_threshold_bytes=0)
+        return {"session": repository.writable_session("main"), "place": place}
 
 
 def _assertions(function: Any) -> list[str]:
@@ -179,12 +181,15 @@ def _assertions(function: Any) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
             node.value = "…"
-    return [
-        ast.unparse(node.test if isinstance(node, ast.Assert) else node.items[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert)
-        or (isinstance(node, ast.With) and "raises" in ast.unparse(node.items[0]))
-    ]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            found.append(ast.unparse(node.test))
+        elif isinstance(node, ast.With):
+            found += [ast.unparse(item.context_expr) for item in node.items]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("assert_"):
+            found.append(ast.unparse(node))
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(REPLACED))
