@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine import opening
 from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
 from icechunk_arrow.engine.timetravel import resolve
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
-from icechunk_arrow.core.html import html_of
 from icechunk_arrow.session import Session
 
 if TYPE_CHECKING:

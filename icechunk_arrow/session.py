@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from icechunk_arrow.engine.session import BaseSession
 from icechunk_arrow.core.html import html_of
+from icechunk_arrow.engine.session import BaseSession
 from icechunk_arrow.zarr import IcechunkStore
 
 __all__ = ["Session"]

@@ -58,11 +58,15 @@ class VirtualChunkSpec:
     last_updated_at_checksum: datetime | None = None
 
 
+def _whole(size_bytes: int) -> tuple[int, int]:
+    return 0, size_bytes
+
+
 def _bounds(byte_range: ByteRequest | None) -> Callable[[int], tuple[int, int]]:
     """Turn zarr's ways to say which bytes into one."""
     match byte_range:
         case None:
-            return lambda size: (0, size)
+            return _whole
         case RangeByteRequest(start, end):
             return lambda size: (min(start, size), min(end, size))
         case OffsetByteRequest(offset):

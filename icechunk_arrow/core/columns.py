@@ -133,7 +133,9 @@ def bytes_at(array: pa.Array, row: int) -> bytes:
 def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Build an array of any type of our schemas from Python values; None is null."""
     count = len(values)
-    valid = np.fromiter((value is not None for value in values), np.bool_, count)
+    valid = None
+    if any(value is None for value in values):
+        valid = np.fromiter((value is not None for value in values), np.bool_, count)
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
         parts = [
             b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
@@ -168,9 +170,10 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
             for field in (arrow_type.field(i) for i in range(arrow_type.num_fields))
         ]
         return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
-    numbers = [0 if value is None else value for value in values]
+    if valid is not None:
+        values = [0 if value is None else value for value in values]
     dtype = np.bool_ if arrow_type == pa.bool_() else _NUMPY[arrow_type]
-    return from_numpy(np.array(numbers, dtype), arrow_type, valid)
+    return from_numpy(np.array(values, dtype), arrow_type, valid)
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:

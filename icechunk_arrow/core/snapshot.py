@@ -7,6 +7,7 @@ and the inventories of a node stay columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,8 @@ __all__ = [
 
 HISTORY_LENGTH = 16
 """How many ancestors a snapshot remembers."""
+_FEW = 16
+"""Up to so many entries are looked through one by one faster than as columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +126,16 @@ class InventoryEntry:
         """Whether every coordinate of the extent has a row, in order."""
         return bool(self.flags & DENSE)
 
+    def spans(self, coord: Sequence[int]) -> bool:
+        """Whether a coordinate lies in the extent."""
+        # A generator inside all() would cost twice as much, on every read of a chunk.
+        for index, (start, stop) in zip(coord, self.extent, strict=True):  # noqa: SIM110
+            if not start <= index < stop:
+                return False
+        return True
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Inventories:
     """An array's entries, as columns: ``starts`` and ``stops`` are entries × dimensions."""
 
@@ -156,13 +167,17 @@ class Inventories:
         """How many chunks there are in all."""
         return int(self.row_counts.sum())
 
-    def holding(self, coord: Sequence[int]) -> list[int]:
+    @cached_property
+    def _listed(self) -> tuple[InventoryEntry, ...]:
+        return tuple(self)
+
+    def holding(self, coord: Sequence[int]) -> list[InventoryEntry]:
         """Entries whose extent contains a coordinate."""
-        if not self.manifests:
-            return []
+        if len(self.manifests) <= _FEW:
+            return [entry for entry in self._listed if entry.spans(coord)]
         point = np.array(coord, np.uint64)
         mask = ((self.starts <= point) & (point < self.stops)).all(axis=1)
-        return np.flatnonzero(mask).tolist()
+        return [self[index] for index in np.flatnonzero(mask).tolist()]
 
     def overlapping(self, extent: Extent) -> list[int]:
         """Entries whose extent has a coordinate in common with this one."""
@@ -242,6 +257,11 @@ class Snapshot:
     rows_by_id: Mapping[int, int]
     decode_node: Callable[[Snapshot, int], Node]
     _nodes: dict[int, Node] = field(default_factory=dict)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all nodes, sorted."""
+        return tuple(self.rows_by_path)
 
     @property
     def id(self) -> str:

@@ -83,5 +83,6 @@ def commit_once(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
     write_files(context, planned.files)
     context.storage.sync()
     new_tip = context.catalog.advance(tip, planned.snapshot.facts.info)
+    context.files.hold_snapshot(planned.snapshot, len(planned.files[-1].data))
     _log.info("committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files))
     return new_tip

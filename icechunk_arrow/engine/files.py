@@ -9,6 +9,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy, validity
@@ -17,7 +18,7 @@ from icechunk_arrow.formats import attributes, envelope, manifest, structure, tr
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import numpy.typing as npt
 
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import AttributesRef, Snapshot, SnapshotFacts
@@ -70,7 +71,8 @@ class Rows:
         self._inline = table["inline_data"].null_count < table.num_rows
         self._lengths = to_numpy(table["length"])
         self._starts = to_numpy(table["offset"])
-        self._columns = {name: one_array(table[name]) for name in ("inline_data", "chunk_file")}
+        self._inline_data = one_array(table["inline_data"])
+        self._file_codes, self._file_names = _coded(one_array(table["chunk_file"]))
         self._optional = [
             name
             for name in ("etag", "last_modified", "crc32c")
@@ -99,14 +101,14 @@ class Rows:
 
     def ref_at(self, row: int, array_id: int) -> ChunkRef:
         """Read the reference of a row, which must be the array's."""
-        if int(self._ids[row]) != array_id:
+        if self._ids.item(row) != array_id:
             raise CorruptFileError(
                 f"{self.key} has no chunk of array {array_id} where its snapshot says so",
                 key=self.key,
             )
-        length = int(self._lengths[row])
+        length = self._lengths.item(row)
         if self._inline:
-            inline = self._columns["inline_data"][row].as_py()
+            inline = self._inline_data[row].as_py()
             if inline is not None:
                 return ChunkRef(inline=inline, length=length)
         extra: dict[str, Any] = {}
@@ -118,11 +120,20 @@ class Rows:
             else:
                 extra[name] = column[row].as_py()
         return ChunkRef(
-            file=self._columns["chunk_file"][row].as_py(),
-            offset=int(self._starts[row]),
+            file=self._file_names[self._file_codes.item(row)],
+            offset=self._starts.item(row),
             length=length,
             **extra,
         )
+
+
+def _coded(column: pa.Array) -> tuple[npt.NDArray[Any], list[str | None]]:
+    """Give a column of few different texts as codes and texts; a null has the last code."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    names = column.dictionary.to_pylist()
+    codes = to_numpy(column.indices)
+    return np.where(validity(column.indices), codes, len(names)), [*names, None]
 
 
 class Files:
@@ -141,6 +152,10 @@ class Files:
 
         snapshot: Snapshot = self.cache.get(("s", identifier), load)
         return snapshot
+
+    def hold_snapshot(self, snapshot: Snapshot, size_bytes: int) -> None:
+        """Keep a snapshot that was just written, in a file of this size, for whoever reads it next."""
+        self.cache.get(("s", snapshot.id), lambda: (snapshot, 3 * size_bytes + 2000))
 
     def read_facts(self, identifier: str) -> SnapshotFacts:
         """Read a snapshot's facts, from the end of its structure file."""

@@ -18,9 +18,7 @@ __all__ = ["find_ref"]
 
 def find_ref(files: Files, node: Node, coord: Sequence[int]) -> ChunkRef | None:
     """Find the reference of a committed chunk, or None."""
-    inventories = node.inventories
-    for index in inventories.holding(coord):
-        entry = inventories[index]
+    for entry in node.inventories.holding(coord):
         ref = _find_dense(files, node.id, entry, coord) if entry.is_dense else None
         if ref is None and not entry.is_dense:
             ref = _find_sorted(files, node.id, entry, coords.encode_one(coord))

@@ -20,6 +20,7 @@ from icechunk_arrow.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     RepositoryNotFoundError,
+    StorageError,
 )
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.envelope import header_metadata
@@ -51,18 +52,25 @@ def _config_of(storage: Storage) -> RepositoryConfig | None:
 def save_config(storage: Storage, config: RepositoryConfig) -> None:
     """Write ``config.yaml``, over what is there."""
     data = config.to_yaml().encode()
+    failure: StorageError | None = None
     while True:
         try:
-            _, token = storage.get_versioned(CONFIG_KEY)
+            found, token = storage.get_versioned(CONFIG_KEY)
         except ObjectNotFoundError:
-            try:
-                storage.create(CONFIG_KEY, data)
-            except AlreadyExistsError:
-                continue
+            found, token = None, ""
+        if found == data:  # also when the answer was lost behind a success
             return
+        if failure is not None:
+            raise failure
         try:
-            storage.replace(CONFIG_KEY, data, token)
-        except PreconditionFailedError:
+            if found is None:
+                storage.create(CONFIG_KEY, data)
+            else:
+                storage.replace(CONFIG_KEY, data, token)
+        except (AlreadyExistsError, PreconditionFailedError):
+            continue
+        except StorageError as error:
+            failure = error
             continue
         return
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table, is_sorted, sort_rows
 from icechunk_arrow.core.columns import from_numpy, indices, one_array, to_numpy, validity

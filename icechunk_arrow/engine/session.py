@@ -275,6 +275,8 @@ class BaseSession:
             self._check_writable()
             if self.find_array(path) is not view:
                 view = self.get_array(path)  # changed meanwhile, by another thread
+                if not view.grid.contains(coord):
+                    raise _outside(path, coord, view)
             self._staging.delta(view.node.id).entries[key] = value
             place = (view.node.id, key)
             self._drop_pending([place])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,6 +190,7 @@ class Staging:
     def __init__(self, base: Snapshot) -> None:
         self.base = base
         self.overlay: dict[str, Node | None] = {}
+        self._parents: set[str] = set()
         self.deltas: dict[int, ArrayDelta] = {}
         self.next_node_id = base.facts.next_node_id
 
@@ -233,12 +235,14 @@ class Staging:
             self.delete_node(path)
             node = None
         if node is None:
-            self.overlay[path] = Node(
-                id=self.next_node_id,
-                path=path,
-                columns=columns,
-                attributes=attributes,
-                extension=extension,
+            self._put(
+                Node(
+                    id=self.next_node_id,
+                    path=path,
+                    columns=columns,
+                    attributes=attributes,
+                    extension=extension,
+                )
             )
             self.next_node_id += 1
             return
@@ -253,7 +257,7 @@ class Staging:
         if columns is not None:
             self._resize(node, grid_of(document))
         if updated != node:
-            self.overlay[path] = updated
+            self._put(updated)
 
     def _check_place(self, path: str, *, is_array: bool) -> None:
         """An array has no children, and a node has no array above it."""
@@ -266,14 +270,35 @@ class Staging:
                     f"{path!r} cannot be created: {above!r} is an array, and arrays have no children. "
                     f"Delete the array first."
                 )
-        if is_array and any(True for _ in self.paths_below(path)):
+        if is_array and self._has_children(path):
             raise InvalidInputError(
                 f"{path!r} cannot become an array: there are nodes below it. Delete them first."
             )
 
+    def _has_children(self, path: str) -> bool:
+        """Whether there is a node below a path; quick, since it is asked for every new array."""
+        if path in self._parents and any(
+            node is not None and each.startswith(_below(path)) and each != path
+            for each, node in self.overlay.items()
+        ):
+            return True
+        base = self.base.paths
+        first = bisect_left(base, _below(path))
+        return any(
+            each != path and each not in self.overlay
+            for each in takewhile(lambda p: p.startswith(_below(path)), islice(base, first, None))
+        )
+
+    def _put(self, node: Node) -> None:
+        self.overlay[node.path] = node
+        above = node.path
+        while above != "/":
+            above = above.rpartition("/")[0] or "/"
+            self._parents.add(above)
+
     def paths_below(self, path: str) -> Iterator[str]:
         """Paths of all nodes below one, without itself."""
-        prefix = "/" if path == "/" else path + "/"
+        prefix = _below(path)
         return (each for each in self.paths() if each.startswith(prefix) and each != path)
 
     def _resize(self, node: Node, grid: Grid) -> None:
@@ -311,7 +336,12 @@ class Staging:
             else:
                 del self.overlay[old]
             new = to + old[len(path) :]
-            self.overlay[new] = replace(node, path=new)
+            self._put(replace(node, path=new))
+
+
+def _below(path: str) -> str:
+    """What the paths of all nodes below a node begin with."""
+    return "/" if path == "/" else path + "/"
 
 
 def _is_update(node: Node, document: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ Specification: schemas/README.md#state-file
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.engine.catalog import (
@@ -153,7 +154,7 @@ class StateCatalog(Catalog):
                 )
             return self._with_branch(state, name, snapshot)
 
-        self._change(decide, lambda state: name in state.branches)
+        self._change(decide, lambda state: state.branches.get(name) == snapshot.id)
 
     def _with_branch(self, state: State, name: str, snapshot: SnapshotInfo) -> State:
         known = any(info.id == snapshot.id for info in state.snapshots)
@@ -232,27 +233,28 @@ class StateCatalog(Catalog):
 
 def publish_state(storage: Storage, state: State) -> State:
     """Write ``state.json`` for readers that want everything in one read; the branches decide, not it."""
+    failure: StorageError | None = None
     while True:
+        new, token = state, ""
         try:
             data, token = storage.get_versioned(STATE_KEY)
         except ObjectNotFoundError:
-            try:
-                storage.create(STATE_KEY, state_format.encode(state))
-            except AlreadyExistsError:
-                continue
-            return state
-        found = state_format.decode(data, STATE_KEY)
-        new = state_format.State(
-            id=state.id,
-            generation=found.generation + 1,
-            snapshots=state.snapshots,
-            branches=state.branches,
-            tags=state.tags,
-            withdrawn_tags=state.withdrawn_tags,
-            write_id=state.write_id,
-        )
+            data = None
+        if data is not None:
+            found = state_format.decode(data, STATE_KEY)
+            if found.write_id == state.write_id:  # the answer was lost behind a success
+                return found
+            new = replace(state, generation=found.generation + 1)
+        if failure is not None:
+            raise failure
         try:
-            storage.replace(STATE_KEY, state_format.encode(new), token)
-        except PreconditionFailedError:
+            if data is None:
+                storage.create(STATE_KEY, state_format.encode(new))
+            else:
+                storage.replace(STATE_KEY, state_format.encode(new), token)
+        except (AlreadyExistsError, PreconditionFailedError):
+            continue
+        except StorageError as error:
+            failure = error
             continue
         return new

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
     conform,
     empty_table,
@@ -245,13 +245,16 @@ def with_changes(
 
     ``manifest_sizes`` names at least every manifest that the new snapshot refers to.
     """
-    parts = [_rows_of(changed)] if changed else []
+    table = _rows_of(changed) if changed else empty_table(_MEMORY_SCHEMA)
     if base is not None and base.table.num_rows:
         gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
-        keep = ~np.isin(to_numpy(base.table["id"]), gone)
-        parts.append(base.table.take(indices(np.flatnonzero(keep))))
-    table = pa.concat_tables(parts) if parts else empty_table(_MEMORY_SCHEMA)
-    table = table.take(pc.sort_indices(table["path"])).combine_chunks()
+        kept = np.flatnonzero(~np.isin(to_numpy(base.table["id"]), gone)) + table.num_rows
+        rows = indices(np.concatenate([np.arange(table.num_rows), kept]))
+        table = pa.concat_tables([table, base.table]).combine_chunks()
+        order = pc.sort_indices(table["path"].take(rows))
+        table = table.take(rows.take(order)).combine_chunks()
+    else:
+        table = table.take(pc.sort_indices(table["path"]))
     extensions = dict(base.extensions) if base is not None else {}
     for node in changed:
         extensions.pop(node.id, None)

@@ -80,8 +80,14 @@ def group_document(**attributes: Any) -> bytes:
     ).encode()
 
 
-def make_base(url: str, *, catalog: str = "branches", config: RepositoryConfig = CONFIG) -> None:
-    """Make a repository of a few commits: every kind of chunk, a branch, tags, six manifests."""
+def make_base(
+    url: str,
+    *,
+    catalog: str = "branches",
+    config: RepositoryConfig = CONFIG,
+    manifest_count: int = 3,
+) -> None:
+    """Make a repository of a few commits: every kind of chunk, branches, tags."""
     repo = Repository.create(url, config=config, catalog=catalog)
     session = repo.writable_session("main")
     session.set_document("/", group_document(title="base"))
@@ -92,7 +98,7 @@ def make_base(url: str, *, catalog: str = "branches", config: RepositoryConfig =
     for index in range(4):
         session.write_chunk("/b", (index,), payload(f"b {index}", PACKED))
     first = session.commit("first", {"who": "base"})
-    for number in range(5):
+    for number in range(manifest_count - 1):
         session = repo.writable_session("main")
         session.write_chunk("/a", (20 + number,), payload(f"more {number}", INLINE))
         session.commit(f"more {number}")
@@ -124,7 +130,7 @@ def contents(session: Session) -> Picture:
 
 
 def picture(repo: Repository) -> Picture:
-    """Show everything that a reader of a repository sees."""
+    """Show what a reader of a repository sees: histories, and all of each newest snapshot."""
     read: dict[str, Picture] = {}
 
     def show(snapshot_id: str) -> Picture:
@@ -136,11 +142,11 @@ def picture(repo: Repository) -> Picture:
     for name in sorted(repo.list_branches()):
         history = list(repo.ancestry(branch=name))
         assert history[-1].parent_id is None
-        for info in history[:-1]:
-            repo._context.files.read_log(info.id)
+        if len(history) > 1:
+            repo._context.files.read_log(history[0].id)
         branches[name] = {
             "history": [(info.message, dict(info.metadata)) for info in history],
-            "contents": [show(info.id) for info in history],
+            "contents": show(history[0].id),
         }
     for name in sorted(repo.list_tags()):
         tags[name] = show(repo.lookup_tag(name))

@@ -1,0 +1,178 @@
+"""Attributes files and transaction logs: their schemas and what a reader refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from icechunk_arrow.core.log import ChunkChanges
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats import attributes, envelope, transaction
+from icechunk_arrow.formats.layout import FileKind
+from tests.formats.arrow_print import as_printed
+from tests.formats.examples import BARE_LOG, FACTS, LOG, MANIFEST
+from tests.formats.kinds import ID
+
+ATTRIBUTES = """\
+id: uint32 not null
+  -- field metadata --
+  description: 'id of the node'
+attributes: binary not null
+  -- field metadata --
+  description: 'the node's attributes, one JSON object'"""
+TRANSACTION = [
+    ("id", "uint32", False),
+    ("operation", "string", False),
+    ("node_id", "uint32", True),
+    ("node_type", "string", True),
+    ("path", "string", True),
+    ("from_path", "string", True),
+    ("coord", "binary", True),
+    ("manifest", "string", True),
+    ("extent", "list<item: fixed_size_list<item: uint64>[2]>", True),
+    ("chunk_count", "uint64", True),
+    ("snapshot", "string", True),
+]
+
+
+def schema_on_disk(data: bytes) -> pa.Schema:
+    """The Arrow schema that a plain reader sees."""
+    return pq.read_schema(io.BytesIO(data)).remove_metadata()
+
+
+def sealed_by_another(table: pa.Table, kind: FileKind, identifier: str) -> bytes:
+    """A file with a good seal around rows that our writer would not write."""
+    return envelope.write(
+        table,
+        kind=kind,
+        identifier=identifier,
+        facts={},
+        boundaries=[table.num_rows],
+        settings={},
+    )
+
+
+def test_attributes_have_their_schema() -> None:
+    """Id and attributes, in a written file."""
+    data = attributes.encode([(1, b"{}")], ID)
+
+    assert as_printed(schema_on_disk(data)) == ATTRIBUTES
+
+
+def test_attributes_of_another_node_are_refused() -> None:
+    """A row number that leads to somebody else's attributes is damage, not an answer."""
+    table = attributes.decode(attributes.encode([(1, b"{}"), (5, b'{"a":1}')], ID), ID)
+
+    assert attributes.row_of(table, 1, 5, ID) == b'{"a":1}'
+    for row, node_id in ((0, 5), (2, 5)):
+        with pytest.raises(CorruptFileError, match=f"a/{ID}.parquet has no attributes of node 5"):
+            attributes.row_of(table, row, node_id, ID)
+
+
+def test_attributes_with_more_or_other_columns() -> None:
+    """Unknown columns are ignored, missing or mistyped ones refused."""
+    columns = {"id": pa.array([1], pa.uint32()), "attributes": pa.array([b"{}"])}
+    more = pa.table({"colour": ["blue"], **columns})
+    kind = FileKind.ATTRIBUTES
+
+    found = attributes.decode(sealed_by_another(more, kind, ID), ID)
+    assert found.column_names == ["id", "attributes"]
+    for wrong in (
+        more.drop_columns(["attributes"]),
+        more.set_column(2, "attributes", pa.array(["{}"])),
+    ):
+        with pytest.raises(CorruptFileError, match="no column 'attributes'"):
+            attributes.decode(sealed_by_another(wrong, kind, ID), ID)
+
+
+def test_logs_have_their_schema() -> None:
+    """Names, order, types and nullability, each with a description, in a written file."""
+    schema = schema_on_disk(transaction.encode(LOG))
+
+    assert [(f.name, str(f.type), f.nullable) for f in schema] == TRANSACTION
+    assert all(f.metadata[b"description"] for f in schema)
+    assert (
+        schema.field("operation")
+        .metadata[b"description"]
+        .decode()
+        .endswith(
+            "snapshot, create_node, delete_node, move_node, update_metadata, update_attributes, "
+            "truncate_chunks, write_chunks, write_chunk, delete_chunk"
+        )
+    )
+
+
+def test_a_log_is_one_row_per_operation() -> None:
+    """In SQL's eyes: the snapshot first, nodes next, then chunks, numbered."""
+    rows = pq.read_table(io.BytesIO(transaction.encode(LOG))).to_pylist()
+
+    assert [(row["id"], row["operation"], row["path"]) for row in rows] == [
+        (0, "snapshot", None),
+        (1, "create_node", "/"),
+        (2, "create_node", "/a"),
+        (3, "write_chunks", "/a"),
+        (4, "write_chunk", "/a"),
+    ]
+    assert json.loads(rows[0]["snapshot"]) == {
+        "id": FACTS.id,
+        "parent_id": None,
+        "written_at": "2026-11-18T12:00:00.000005+00:00",
+        "started_at": "2026-11-18T11:00:00.000000+00:00",
+        "message": "measure",
+        "properties": {"author": "Ann"},
+        "total_parents": 0,
+        "next_node_id": 3,
+    }
+    assert (rows[3]["manifest"], rows[3]["extent"], rows[3]["chunk_count"]) == (
+        f"{MANIFEST}.parquet",
+        [[0, 10], [0, 10]],
+        100,
+    )
+    assert rows[4]["coord"] == b"\x03\x04"
+
+
+def test_a_scalar_that_shrank_is_told_from_one_that_did_not() -> None:
+    """No dimensions is not nothing."""
+    names = BARE_LOG.names
+    log = transaction.TransactionLog(facts=FACTS, chunks={2: ChunkChanges(kept=())}, names=names)
+
+    assert transaction.decode(transaction.encode(log), FACTS.id).chunks[2].kept == ()
+
+
+def log_rows(**changes: Any) -> pa.Table:
+    """The example's rows with changed columns."""
+    table = pq.read_table(io.BytesIO(transaction.encode(LOG)))
+    for name, change in changes.items():
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(name)
+        values = [change(row, value) for row, value in enumerate(table[name].to_pylist())]
+        table = table.set_column(at, field, pa.array(values, field.type))
+    return table
+
+
+UNSOUND = {
+    "unknown operation": lambda: log_rows(operation=lambda r, v: "paint" if r == 1 else v),
+    "no snapshot": lambda: log_rows().slice(1),
+    "another snapshot": lambda: log_rows(snapshot=lambda r, v: v and v.replace(FACTS.id, MANIFEST)),
+    "no facts": lambda: log_rows(snapshot=lambda *_: None),
+    "facts are no object": lambda: log_rows(snapshot=lambda *_: "3"),
+    "manifest elsewhere": lambda: log_rows(manifest=lambda _, v: v and "../x.parquet"),
+    "no manifest": lambda: log_rows(manifest=lambda *_: None),
+    "no extent": lambda: log_rows(extent=lambda *_: None),
+    "no rows": lambda: log_rows().slice(0, 0),
+    "no column": lambda: log_rows().drop_columns(["coord"]),
+}
+
+
+@pytest.mark.parametrize("fault", UNSOUND)
+def test_unsound_logs_are_refused(fault: str) -> None:
+    """Sealed or not, a log that contradicts itself is an error that names the file."""
+    data = sealed_by_another(UNSOUND[fault](), FileKind.TRANSACTION, FACTS.id)
+
+    with pytest.raises(CorruptFileError, match=f"t/{FACTS.id}.parquet"):
+        transaction.decode(data, FACTS.id)
