@@ -10,7 +10,7 @@ from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine import opening
 from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
-from icechunk_arrow.engine.timetravel import resolve
+from icechunk_arrow.engine.timetravel import resolve, tip_to_read
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.session import Session
 
@@ -230,7 +230,7 @@ class Repository:
     def writable_session(self, branch: str) -> Session:
         """Read a branch's newest snapshot, change it, and commit."""
         self._context.storage.require_writable()
-        tip = self._context.catalog.get_tip(branch)
+        tip = tip_to_read(self._context, branch)
         return Session(self._context, tip.snapshot_id, tip)
 
     @contextmanager

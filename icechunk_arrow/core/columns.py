@@ -197,8 +197,11 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     """Cast nested columns between our widths.
 
     Arrow's own cast refuses what its Parquet reader gives: nulls in a field that may not be null, below
-    a parent that is null.
+    a parent that is null. Other types than integers are never cast: ``TypeError``.
     """
+    both = (array.type, arrow_type)
+    if array.type.id != arrow_type.id and not all(map(pa.types.is_integer, both)):
+        raise TypeError(f"a column is of type {array.type}, not {arrow_type}")
     if pa.types.is_struct(arrow_type):
         children = []
         for i in range(arrow_type.num_fields):

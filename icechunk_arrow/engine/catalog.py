@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.engine.together import together
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,
+    CorruptFileError,
     InvalidInputError,
     ObjectNotFoundError,
     RefNotFoundError,
@@ -68,6 +70,10 @@ class Catalog(ABC):
     @abstractmethod
     def find_tip(self, branch: str) -> Tip | None:
         """Find where a branch stands now."""
+
+    def last_seen(self, branch: str) -> str | None:  # noqa: ARG002 -- a catalog may remember nothing
+        """Give the snapshot at which a branch stood when this catalog last looked, if it knows."""
+        return None
 
     @abstractmethod
     def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
@@ -149,8 +155,14 @@ class SequenceCatalog(Catalog):
     def __init__(self, storage: Storage, new_id: Callable[[], str]) -> None:
         self._storage = storage
         self._new_id = new_id
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, RefEntry]] = {}
         self._lock = threading.Lock()
+
+    def through(self, storage: Storage) -> SequenceCatalog:
+        """Give the same catalog through another handle on its place."""
+        other = SequenceCatalog(storage, self._new_id)
+        other._seen = dict(self._seen)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_storage": self._storage, "_new_id": self._new_id}
@@ -174,14 +186,25 @@ class SequenceCatalog(Catalog):
 
     def _find_newest(self, branch: str) -> tuple[int, RefEntry] | None:
         """Find the last entry of a branch, deleted or not."""
-        with self._lock:
-            seen = self._seen.get(branch)
-        number = self._newest_number(branch, seen)
+        seen = self._seen.get(branch)
+        number = self._newest_number(branch, None if seen is None else seen[0])
         if number is None:
             return None
+        if seen is not None and seen[0] == number:
+            return seen
+        newest = number, self._read(branch_key(branch, number))
+        self._remember(branch, newest)
+        return newest
+
+    def _remember(self, branch: str, newest: tuple[int, RefEntry]) -> None:
         with self._lock:
-            self._seen[branch] = max(number, self._seen.get(branch, 0))
-        return number, self._read(branch_key(branch, number))
+            known = self._seen.get(branch)
+            if known is None or known[0] < newest[0]:
+                self._seen[branch] = newest
+
+    def last_seen(self, branch: str) -> str | None:
+        seen = self._seen.get(branch)
+        return None if seen is None or seen[1].deleted else seen[1].snapshot
 
     def _newest_number(self, branch: str, seen: int | None) -> int | None:
         if seen is None and self._storage.capabilities.limited_listing:
@@ -195,12 +218,17 @@ class SequenceCatalog(Catalog):
         return self._gallop(branch, seen)
 
     def _gallop(self, branch: str, seen: int | None) -> int | None:
-        """Sequences have no gaps: double the step until there is no entry, then halve."""
+        """Double the step until there is no entry, then halve: sequences have no gaps.
+
+        A gap behind the entry found would hide what comes after it, so one more is asked for.
+        """
 
         def there(number: int) -> bool:
             return self._storage.exists(branch_key(branch, number))
 
         low = -1 if seen is None else seen
+        if not any(together(self._storage, lambda: there(low + 1), lambda: there(low + 2))):
+            return low if low >= 0 else None
         step = 1
         while there(low + step):
             low += step
@@ -209,6 +237,14 @@ class SequenceCatalog(Catalog):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if there(middle) else (low, middle)
+        if there(low + 2):
+            if there(low + 1):  # somebody is committing just now
+                return self._gallop(branch, low + 1)
+            raise CorruptFileError(
+                f"{branch_key(branch, low + 1)} is missing, although a later entry of the branch is "
+                f"there. Restore it from a copy.",
+                key=branch_key(branch, low + 1),
+            )
         return low if low >= 0 else None
 
     def find_tip(self, branch: str) -> Tip | None:
@@ -237,9 +273,9 @@ class SequenceCatalog(Catalog):
 
     def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
         number = tip.position + 1
-        if self._create(branch_key(tip.branch, number), RefEntry(snapshot=snapshot.id)):
-            with self._lock:
-                self._seen[tip.branch] = max(number, self._seen.get(tip.branch, 0))
+        entry = RefEntry(snapshot=snapshot.id)
+        if self._create(branch_key(tip.branch, number), entry):
+            self._remember(tip.branch, (number, entry))
             return Tip(branch=tip.branch, snapshot_id=snapshot.id, position=number)
         now = self.find_tip(tip.branch)
         raise conflict(tip.branch, tip.snapshot_id, now.snapshot_id if now else None)

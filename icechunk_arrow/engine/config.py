@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
@@ -82,8 +83,10 @@ class RepositoryConfig:
         """
         try:
             found = yaml.safe_load(text)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise InvalidInputError(f"the configuration is not YAML: {error}") from error
+        except RecursionError:
+            raise InvalidInputError("the configuration is nested too deeply") from None
         config: RepositoryConfig = _build(cls, {} if found is None else found, "")
         return config
 
@@ -94,6 +97,10 @@ class RepositoryConfig:
 
 def _key(name: str) -> str:
     return name.replace("_", "-")
+
+
+def _short(key: Any) -> str:
+    return key if isinstance(key, str) else reprlib.repr(key)
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -107,14 +114,15 @@ def _plain(value: Any) -> dict[str, Any]:
 def _build(cls: type[Any], found: Any, where: str) -> Any:
     """Make a settings object from a mapping, naming the key of whatever is wrong."""
     if not isinstance(found, dict):
-        raise InvalidInputError(f"{where or 'the configuration'} must be a mapping, not {found!r}")
+        what = where or "the configuration"
+        raise InvalidInputError(f"{what} must be a mapping, not {reprlib.repr(found)}")
     hints = typing.get_type_hints(cls)
     names = {_key(each.name): each.name for each in dataclasses.fields(cls)}
     values = {}
     for key, value in found.items():
-        place = f"{where}.{key}" if where else str(key)
+        place = f"{where}.{_short(key)}" if where else _short(key)
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
+            near = difflib.get_close_matches(_short(key), names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
             raise InvalidInputError(f"unknown configuration key {place!r}; {hint}")
         wanted = hints[names[key]]
@@ -126,6 +134,6 @@ def _build(cls: type[Any], found: Any, where: str) -> Any:
             allowed = (*allowed, int)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             words = " or ".join(t.__name__ for t in allowed)
-            raise InvalidInputError(f"{place} must be of type {words}, not {value!r}")
+            raise InvalidInputError(f"{place} must be of type {words}, not {reprlib.repr(value)}")
         values[names[key]] = value
     return cls(**values)

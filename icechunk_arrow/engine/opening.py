@@ -12,6 +12,7 @@ from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.state_catalog import StateCatalog
+from icechunk_arrow.engine.together import together
 from icechunk_arrow.engine.virtual import VirtualAccess
 from icechunk_arrow.errors import (
     AlreadyExistsError,
@@ -169,14 +170,30 @@ def open_context(
         storage = open_storage(url, storage_options, settings=settings)
     else:
         storage = open_storage(url, storage_options, settings=settings)
-        chosen = SequenceCatalog(storage, new_id)
-        if not chosen.exists():
-            storage, chosen = _by_state_file(storage, storage_options, settings, allowed)
+        found = _by_branches(storage, config)
+        if found is not None:
+            chosen, settled = found
+            if settings is None and settled.storage != RepositoryConfig().storage:
+                # the repository's own storage settings become known only now
+                storage = open_storage(url, storage_options, settings=settled.storage)
+                chosen = chosen.through(storage)
+            return _context(storage, chosen, settled, allowed)
+        storage, chosen = _by_state_file(storage, storage_options, settings, allowed)
     settled = config or _config_of(storage) or RepositoryConfig()
     if settings is None and settled.storage != RepositoryConfig().storage:
-        # the repository's own storage settings become known only now
         return open_context(url, storage_options, settled, allowed, state_url=state_url)
     return _context(storage, chosen, settled, allowed)
+
+
+def _by_branches(
+    storage: Storage, config: RepositoryConfig | None
+) -> tuple[SequenceCatalog, RepositoryConfig] | None:
+    """Open a repository with branch sequences, and its settings unless they are given."""
+    catalog = SequenceCatalog(storage, new_id)
+    exists, saved = together(
+        storage, catalog.exists, lambda: None if config else _config_of(storage)
+    )
+    return (catalog, config or saved or RepositoryConfig()) if exists else None
 
 
 def _by_state_file(
@@ -194,7 +211,8 @@ def _by_state_file(
     root = chosen.read().store_root
     if root is None or root.rstrip("/") == storage.url.rstrip("/"):
         return storage, chosen
-    outside = not (root.rstrip("/") + "/").startswith(storage.url.rstrip("/") + "/")
+    inside = (root.rstrip("/") + "/").startswith(storage.url.rstrip("/") + "/")
+    outside = not inside or ".." in root.split("/")
     if outside and not VirtualAccess(allowed, RepositoryConfig().storage).allows_root(root):
         raise NotAuthorizedError(
             f"the state file at {storage.url} says that its data is at {root!r}, outside the place that "

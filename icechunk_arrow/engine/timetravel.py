@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine.history import ancestors
-from icechunk_arrow.errors import InvalidInputError, SnapshotNotFoundError
+from icechunk_arrow.engine.together import together
+from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, SnapshotNotFoundError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "tip_to_read"]
 
 
 def resolve(
@@ -37,8 +40,31 @@ def resolve(
     if tag is not None:
         return context.catalog.get_tag(tag)
     assert branch is not None
-    tip = context.catalog.get_tip(branch).snapshot_id
-    return tip if as_of is None else _as_of(context, branch, tip, as_of)
+    if as_of is None:
+        return tip_to_read(context, branch).snapshot_id
+    return _as_of(context, branch, context.catalog.get_tip(branch).snapshot_id, as_of)
+
+
+def tip_to_read(context: Context, branch: str) -> Tip:
+    """Find where a branch stands, for a session.
+
+    From a place that is slow the snapshot at which it last stood is read meanwhile: most often it is the one.
+    """
+    guess = context.catalog.last_seen(branch)
+    if guess is None or context.storage.capabilities.fast:
+        return context.catalog.get_tip(branch)
+    tip, _ = together(
+        context.storage,
+        lambda: context.catalog.get_tip(branch),
+        lambda: _read_ahead(context, guess),
+    )
+    return tip
+
+
+def _read_ahead(context: Context, snapshot_id: str) -> None:
+    """Read a snapshot into the cache; whoever needs it will meet the error, if there is one."""
+    with suppress(IcechunkArrowError):
+        context.files.read_snapshot(snapshot_id)
 
 
 def _as_of(context: Context, branch: str, tip: str, as_of: datetime) -> str:

@@ -166,7 +166,7 @@ def decode(data: bytes, identifier: str) -> TransactionLog:
         if unknown:
             raise ValueError(f"unknown operations {sorted(unknown)}")  # noqa: TRY301
         return _log_of(rows)
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise CorruptFileError(f"{sealed.key} is no sound log: {error}", key=sealed.key) from error
 
 

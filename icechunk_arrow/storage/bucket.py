@@ -22,6 +22,7 @@ from icechunk_arrow.errors import (
     IcechunkArrowError,
     InvalidInputError,
     ObjectNotFoundError,
+    PreconditionFailedError,
     ReadOnlyError,
     StorageError,
 )
@@ -146,6 +147,30 @@ class FsspecStorage(Storage):
                 return b""
             raise self._error(failed, "read", key) from failed
         return bytes(found)
+
+    def get_range_if(
+        self,
+        key: str,
+        start: int,
+        length: int,
+        *,
+        etag: str | None,
+        unmodified_since: datetime | None,
+    ) -> bytes:
+        """Get a range of an object that is still the one that is meant.
+
+        ``PreconditionFailedError`` where its ETag is another, or where it was modified since.
+        """
+        facts = self._send("read", key, lambda fs: fs.info(self._path(key)))
+        found = facts.get("ETag") or facts.get("etag")
+        modified = _modified(facts)
+        if etag is not None and str(found or "").strip('"') != etag.strip('"'):
+            raise PreconditionFailedError(f"the ETag of {key!r} is {found}, not {etag}", key=key)
+        if unmodified_since is not None and (
+            modified is None or modified.replace(microsecond=0) > unmodified_since
+        ):
+            raise PreconditionFailedError(f"{key!r} was modified at {modified}", key=key)
+        return self.get_range(key, start, length)
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`."""

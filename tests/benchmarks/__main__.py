@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -41,7 +40,9 @@ CASES: dict[str, Callable[[Bench], None]] = {
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(CASES), help="may be repeated")
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, few rounds: a smoke test"
+    )
     parser.add_argument(
         "--peer-python",
         default=os.environ.get("ICECHUNK_PEER_PYTHON"),
@@ -80,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

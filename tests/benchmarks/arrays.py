@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +144,7 @@ class _Arrays:
         folder.mkdir()
 
         def fill() -> None:
-            view = memoryview(self.data)
+            view = self.data.data
             for start in range(0, self.size_bytes, self.chunk_bytes):
                 with open(f"{folder}/{start}", "wb", buffering=0) as file:  # noqa: PTH123
                     file.write(view[start : start + self.chunk_bytes])
@@ -155,10 +156,10 @@ class _Arrays:
 
         def fill() -> Any:
             data = np.empty(self.size_bytes, np.uint8)
-            view = memoryview(data)
+            view = data.data
             for start in range(0, self.size_bytes, self.chunk_bytes):
                 with open(f"{folder}/{start}", "rb", buffering=0) as file:  # noqa: PTH123
-                    file.readinto(view[start : start + self.chunk_bytes])  # type: ignore[attr-defined]
+                    file.readinto(view[start : start + self.chunk_bytes])
             return data
 
         return self._timed_read(fill)
@@ -178,19 +179,19 @@ def large_chunks(bench: Bench) -> None:
     rounds = bench.choose(7, 3)
     for pipeline in _pipelines():
         writers: dict[str, Callable[[], float]] = {
-            "ours": lambda p=pipeline: arrays.write_ours(p, durable=False),
-            "ours, durable": lambda p=pipeline: arrays.write_ours(p, durable=True),
-            "LocalStore": lambda p=pipeline: arrays.write_store(p),
+            "ours": partial(arrays.write_ours, pipeline, durable=False),
+            "ours, durable": partial(arrays.write_ours, pipeline, durable=True),
+            "LocalStore": partial(arrays.write_store, pipeline),
             FLOOR: arrays.write_files,
         }
         readers: dict[str, Callable[[], float]] = {
-            "ours": lambda p=pipeline: arrays.read_ours(p),
-            "LocalStore": lambda p=pipeline: arrays.read_store(p),
+            "ours": partial(arrays.read_ours, pipeline),
+            "LocalStore": partial(arrays.read_store, pipeline),
             FLOOR: arrays.read_files,
         }
         if bench.icechunk is not None:
-            writers["icechunk"] = lambda p=pipeline: arrays.write_icechunk(p)
-            readers["icechunk"] = lambda p=pipeline: arrays.read_icechunk(p)
+            writers["icechunk"] = partial(arrays.write_icechunk, pipeline)
+            readers["icechunk"] = partial(arrays.read_icechunk, pipeline)
         written = alternate(writers, rounds)
         title = f"{arrays.size_bytes >> 20} MiB in 1 MiB chunks, {pipeline}"
         aims = {"LocalStore": 1.0}
@@ -219,26 +220,30 @@ def small_chunks(bench: Bench) -> None:
     rounds = bench.choose(5, 3)
     for pipeline in _pipelines():
         writers: dict[str, Callable[[], float]] = {
-            "ours": lambda p=pipeline: arrays.write_ours(p, durable=True),
-            "ours, not durable": lambda p=pipeline: arrays.write_ours(p, durable=False),
-            "LocalStore": lambda p=pipeline: arrays.write_store(p),
-            "MemoryStore": lambda p=pipeline: arrays.write_store(p, in_memory=True),
+            "ours": partial(arrays.write_ours, pipeline, durable=True),
+            "ours, not durable": partial(arrays.write_ours, pipeline, durable=False),
+            "LocalStore": partial(arrays.write_store, pipeline),
+            "MemoryStore": partial(arrays.write_store, pipeline, in_memory=True),
             FLOOR: arrays.write_files,
         }
         readers: dict[str, Callable[[], float]] = {
-            "ours": lambda p=pipeline: arrays.read_ours(p),
-            "LocalStore": lambda p=pipeline: arrays.read_store(p),
-            "MemoryStore": lambda p=pipeline: arrays.read_store(p, in_memory=True),
+            "ours": partial(arrays.read_ours, pipeline),
+            "LocalStore": partial(arrays.read_store, pipeline),
+            "MemoryStore": partial(arrays.read_store, pipeline, in_memory=True),
             FLOOR: arrays.read_files,
         }
         if bench.icechunk is not None:
-            writers["icechunk"] = lambda p=pipeline: arrays.write_icechunk(p)
-            readers["icechunk"] = lambda p=pipeline: arrays.read_icechunk(p)
+            writers["icechunk"] = partial(arrays.write_icechunk, pipeline)
+            readers["icechunk"] = partial(arrays.read_icechunk, pipeline)
         aims = {"icechunk": 1.0}
         written = alternate(writers, rounds)
-        print_figures(f"{count:,} chunks of 1 KiB, {pipeline}: written, each", written, aims=aims, per=count)
+        print_figures(
+            f"{count:,} chunks of 1 KiB, {pipeline}: written, each", written, aims=aims, per=count
+        )
         read = alternate(readers, rounds)
-        print_figures(f"{count:,} chunks of 1 KiB, {pipeline}: read, each", read, aims=aims, per=count)
+        print_figures(
+            f"{count:,} chunks of 1 KiB, {pipeline}: read, each", read, aims=aims, per=count
+        )
     files = sum(1 for path in (arrays.folder / "ours True").rglob("*") if path.is_file())
     print_line(f"our repository of {count:,} chunks is {files} files")
     arrays.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -147,41 +148,41 @@ def opening(bench: Bench) -> None:
     """Opening and a read-only session on main after 10, 1,000 and 10,000 commits: flat or not?"""
     folder = bench.new_folder("opening")
     lengths = [10, 100, 1000] if bench.quick else [10, 1000, 10_000]
-    rounds = bench.choose(100, 20)
-    figures: dict[int, dict[str, list[float]]] = {}
     subjects: dict[str, Callable[[], float]] = {}
     for length in lengths:
         path = folder / f"ours-{length}"
         repo = _create(path, durable=False)
-        built = timed(lambda repo=repo, length=length: _grow(repo, length))
-        subjects[f"ours, {length:,} commits"] = lambda path=path: timed(
-            lambda: icechunk_arrow.Repository.open(path).readonly_session("main")
-        )
+        built = timed(partial(_grow, repo, length))
+        subjects[f"ours, {length:,} commits"] = partial(timed, partial(_open, path))
         line = f"{length:,} empty commits made: ours {built / length * 1e3:.2f} ms each"
         if bench.icechunk is not None:
             theirs = str(folder / f"icechunk-{length}")
-            bench.icechunk("create", path=theirs, shape=[1024], chunks=[1024])
-            seconds = timed(
-                lambda p=theirs, n=length: bench.icechunk
-                and bench.icechunk("grow_history", path=p, commits=n)
-            )
-            subjects[f"icechunk, {length:,} commits"] = lambda path=theirs: (
-                bench.icechunk("open_repository", path=path) if bench.icechunk else 0.0
+            call = bench.icechunk
+            call("create", path=theirs, shape=[1024], chunks=[1024])
+            seconds = timed(partial(call, "grow_history", path=theirs, commits=length))
+            subjects[f"icechunk, {length:,} commits"] = partial(
+                call, "open_repository", path=theirs
             )
             line += f", icechunk {seconds / length * 1e3:.2f} ms"
         print_line(line)
-    measured = alternate(subjects, rounds, warm_up=3)
+    measured = alternate(subjects, bench.choose(100, 20), warm_up=3)
+    medians: dict[str, list[float]] = {}
     for length in lengths:
-        figures[length] = {
+        figures = {
             name.partition(",")[0]: seconds
             for name, seconds in measured.items()
             if name.endswith(f", {length:,} commits")
         }
-        print_figures(f"open and readonly_session after {length:,} commits", figures[length])
-    for name in figures[lengths[0]]:
-        first = statistics.median(figures[lengths[0]][name])
-        shown = [f"{statistics.median(figures[n][name]) / first:.2f}" for n in lengths]
-        print_line(f"{name}: {' : '.join(shown)} after {' : '.join(f'{n:,}' for n in lengths)} commits")
+        print_figures(f"open and readonly_session after {length:,} commits", figures)
+        for name, times in figures.items():
+            medians.setdefault(name, []).append(statistics.median(times))
+    for name, found in medians.items():
+        shown = " : ".join(f"{median / found[0]:.2f}" for median in found)
+        print_line(f"{name}: {shown} after {' : '.join(f'{n:,}' for n in lengths)} commits")
+
+
+def _open(path: Path) -> None:
+    icechunk_arrow.Repository.open(path).readonly_session("main")
 
 
 def _grow(repo: icechunk_arrow.Repository, commits: int) -> None:

@@ -12,11 +12,12 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+    from typing import Self
 
     from tests.benchmarks.peers import Peer
 
@@ -59,7 +60,7 @@ class Stopwatch:
     seconds: Seconds = 0.0
     _began: float = field(default=0.0, repr=False)
 
-    def __enter__(self) -> Stopwatch:
+    def __enter__(self) -> Self:
         self._began = time.perf_counter()
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from tests.benchmarks.harness import alternate, folder_bytes, print_figures, pri
 from tests.benchmarks.references_data import COLUMNS, LOCATIONS, ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.benchmarks.harness import Bench
+
+    Sized = Callable[[str, str, Path, Callable[[], float]], float]
 
 __all__ = ["references"]
 
@@ -125,14 +128,16 @@ def references(bench: Bench) -> None:
         number = len(made.setdefault(name, []))
         made[name].append(_Icechunk(bench, folder / f"{name}-{number}", split))
         theirs = made[name][-1]
-        return sized(name, "set", theirs.path, lambda: theirs.set(rows=rows, first_row=0, columns=COLUMNS))
+        return sized(
+            name, "set", theirs.path, lambda: theirs.set(rows=rows, first_row=0, columns=COLUMNS)
+        )
 
     subjects: dict[str, Callable[[], float]] = {"ours": bulk_ours}
     if bench.icechunk is not None:
         for name, split in _ICECHUNKS.items():
-            subjects[name] = lambda n=name, s=split: bulk_icechunk(n, s)
+            subjects[name] = partial(bulk_icechunk, name, split)
     file = folder / "floor.parquet"
-    subjects[_FLOOR] = lambda: _floor(file, table)
+    subjects[_FLOOR] = partial(_floor, file, table)
     count = rows * COLUMNS
     found = alternate(subjects, rounds)
     aims = {"icechunk": 0.15, _FLOOR: 2.0}
@@ -143,10 +148,25 @@ def references(bench: Bench) -> None:
     _small_changes(bench, made, sized, sizes, rows)
 
 
+def _turn(
+    name: str, what: str, held: Any, chosen: Iterator[int], sized: Sized
+) -> Callable[[], float]:
+    """Make what sets 100 references of the next chosen row."""
+
+    def run() -> float:
+        place = {"rows": 1, "first_row": next(chosen), "columns": 100}
+        if name == "ours":
+            small = _table(**place)
+            return sized(name, what, held.path, lambda: held.set(small))
+        return sized(name, what, held.path, lambda: held.set(**place))
+
+    return run
+
+
 def _small_changes(
     bench: Bench,
     made: dict[str, list[Any]],
-    sized: Callable[[str, str, Path, Callable[[], float]], float],
+    sized: Sized,
     sizes: dict[str, dict[str, list[int]]],
     rows: int,
 ) -> None:
@@ -154,24 +174,14 @@ def _small_changes(
     rounds = bench.choose(20, 5)
     count = rows * COLUMNS
     plans = {
-        "append": ("100 references appended to", lambda number: rows + number),
-        "overwrite": ("100 references overwritten within", lambda number: rows // 2 + 2 * number),
+        "append": ("100 references appended to", range(rows, ROWS)),
+        "overwrite": ("100 references overwritten within", range(rows // 2, rows, 2)),
     }
-    for what, (title, row_of) in plans.items():
-        turns: dict[str, Callable[[], float]] = {}
-        for name, repositories in made.items():
-            numbers = iter(range(rounds + 1))
-
-            def run(
-                name: str = name, held: Any = repositories[-1], numbers: Any = numbers
-            ) -> float:
-                place = {"rows": 1, "first_row": row_of(next(numbers)), "columns": 100}
-                if name == "ours":
-                    small = _table(**place)
-                    return sized(name, what, held.path, lambda: held.set(small))
-                return sized(name, what, held.path, lambda: held.set(**place))
-
-            turns[name] = run
+    for what, (title, chosen) in plans.items():
+        turns = {
+            name: _turn(name, what, repositories[-1], iter(chosen), sized)
+            for name, repositories in made.items()
+        }
         print_figures(f"{title} {count:,}", alternate(turns, rounds))
         for name, values in sizes[what].items():
             print_line(f"{name}: {int(np.median(values)):,} bytes written each time (median)")

@@ -256,3 +256,39 @@ def test_a_length_beyond_four_gigabytes(source: Source) -> None:
     assert found is not None
     assert not isinstance(found, bytes)
     assert found.length == 5_000_000_000
+
+
+@pytest.mark.s3
+def test_virtual_chunks_on_s3(s3: Any, tmp_path: Path) -> None:
+    """References into a bucket are read with the options given for it; the server compares the ETag."""
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**s3.storage_options)
+    values = np.arange(64, dtype="<i4")
+    url = f"{s3.url}/virtual/file.bin"
+    fs.pipe_file(url, values.tobytes())
+    info = fs.info(url)
+    repo = Repository.create(
+        tmp_path, authorize_virtual_chunk_access={f"{s3.url}/virtual/": s3.storage_options}
+    )
+    session = repo.writable_session("main")
+    zarr.create_array(
+        session.store, name="a", shape=(64,), chunks=(16,), dtype="<i4", compressors=None
+    )
+    table = pa.table(
+        {
+            "index": [[i] for i in range(4)],
+            "location": [url] * 4,
+            "offset": [64 * i for i in range(4)],
+            "length": [64] * 4,
+            "etag": [info["ETag"]] * 4,
+            "last_modified": [info["LastModified"]] * 4,
+        }
+    )
+    session.set_references("/a", table)
+    session.commit("references")
+    assert (read_array(repo) == values).all()
+
+    fs.pipe_file(url, (values + 1).tobytes())
+    with pytest.raises(SourceChangedError, match="changed"):
+        read_array(repo)

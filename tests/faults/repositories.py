@@ -209,3 +209,10 @@ def through(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
         yield
     finally:
         opening.open_storage = real
+
+
+def write_many(session: Session, path: str, step: int, count: int) -> None:
+    """Write many small chunks, every ``step``-th, each with bytes of its own."""
+    data = payload(path, 4 * count)
+    for number in range(count):
+        session.write_chunk(path, (step * number,), data[4 * number : 4 * number + 4])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOST = ["lost", "twice"]
+OTHER_CONFIG = CONFIG.to_yaml().replace("2000", "2001").encode()
 
 
 class Place:
@@ -221,8 +222,9 @@ def test_an_export_is_recognised(way: str, exists: bool) -> None:
 def test_saved_settings_are_recognised(way: str, exists: bool) -> None:
     """``save_config`` succeeds."""
     place = Place("branches")
-    if not exists:
-        place.storage.inner.delete(["config.yaml"])
+    place.storage.inner.delete(["config.yaml"])
+    if exists:
+        place.storage.inner.put("config.yaml", OTHER_CONFIG)
     place.storage.arm("replace" if exists else "create", way, "config.yaml")
 
     place.repo.save_config()
@@ -236,14 +238,10 @@ def test_saved_settings_are_recognised(way: str, exists: bool) -> None:
 def test_what_was_not_written_is_an_error(what: str, exists: bool) -> None:
     """An error without effect stays one."""
     place = Place("branches")
-    if not exists:
-        place.storage.inner.delete(["config.yaml"])
-    elif what == "export_state":
+    place.storage.inner.delete(["config.yaml"])
+    if exists:
+        place.storage.inner.put("config.yaml", OTHER_CONFIG)
         place.repo.export_state()
-    else:
-        changed = CONFIG.to_yaml().replace("2000", "2001")
-        place.storage.inner.delete(["config.yaml"])
-        place.storage.inner.put("config.yaml", changed.encode())
     place.storage.arm("replace" if exists else "create", "failed")
 
     with pytest.raises(StorageError, match="no answer"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.chunks import ChunkRef, concat_sorted, table_of_refs
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, concat_sorted, table_of_refs
 from icechunk_arrow.core.coords import encode_one
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope, manifest
@@ -182,7 +182,7 @@ def test_columns_that_nobody_knows_are_ignored() -> None:
     """A later writer may add columns."""
     data = sealed_by_another(rows().append_column("colour", pa.array(["blue", "red"])))
 
-    assert manifest.decode(data, ID).column_names == manifest.CHUNK_SCHEMA.names
+    assert manifest.decode(data, ID).column_names == CHUNK_SCHEMA.names
 
 
 UNSOUND = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.log import ChunkChanges
+from icechunk_arrow.core.log import ChunkChanges, TransactionLog
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import attributes, envelope, transaction
 from icechunk_arrow.formats.layout import FileKind
@@ -139,7 +139,7 @@ def test_a_log_is_one_row_per_operation() -> None:
 def test_a_scalar_that_shrank_is_told_from_one_that_did_not() -> None:
     """No dimensions is not nothing."""
     names = BARE_LOG.names
-    log = transaction.TransactionLog(facts=FACTS, chunks={2: ChunkChanges(kept=())}, names=names)
+    log = TransactionLog(facts=FACTS, chunks={2: ChunkChanges(kept=())}, names=names)
 
     assert transaction.decode(transaction.encode(log), FACTS.id).chunks[2].kept == ()
 

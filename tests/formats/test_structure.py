@@ -89,7 +89,7 @@ def schema_on_disk(data: bytes) -> pa.Schema:
 
 def width_of(data: bytes) -> str:
     """What the footer says, which must be what the columns are."""
-    said = pq.read_metadata(io.BytesIO(data)).metadata[b"icechunk.width"].decode()
+    said: str = pq.read_metadata(io.BytesIO(data)).metadata[b"icechunk.width"].decode()
     expected = {"narrow": DOCUMENTED, "wide": widened(DOCUMENTED)}[said]
     assert as_printed(schema_on_disk(data)) == expected
     return said
@@ -221,7 +221,8 @@ def test_numbers_of_manifests_go_with_the_rows() -> None:
 
 def facts_text(data: bytes) -> str:
     """The snapshot's facts, as they stand in the footer."""
-    return pq.read_metadata(io.BytesIO(data)).metadata[b"icechunk.snapshot"].decode()
+    text: str = pq.read_metadata(io.BytesIO(data)).metadata[b"icechunk.snapshot"].decode()
+    return text
 
 
 def sealed_by_another(table: pa.Table, facts: str | None = None, **more: str) -> bytes:
