@@ -99,7 +99,9 @@ def entries_of(
 ) -> dict[int, InventoryEntry]:
     """Describe what a manifest holds of each array."""
     ids = to_numpy(table["array_id"])
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.empty(0, int)
+    if not len(ids):
+        return {}
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     form = form_flags(table)
     column = one_array(table["coord"])
     found = {}

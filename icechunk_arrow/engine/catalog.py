@@ -227,8 +227,12 @@ class SequenceCatalog(Catalog):
             return self._storage.exists(branch_key(branch, number))
 
         low = -1 if seen is None else seen
-        if not any(together(self._storage, lambda: there(low + 1), lambda: there(low + 2))):
+        first, second = low + 1, low + 2
+        after, behind = together(self._storage, lambda: there(first), lambda: there(second))
+        if not after and not behind:
             return low if low >= 0 else None
+        if after:
+            low = second if behind else first
         step = 1
         while there(low + step):
             low += step

@@ -99,8 +99,13 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
+_short_repr = reprlib.Repr()
+_short_repr.maxlevel = 2  # an alias can make a small file an endless value
+_repr = _short_repr.repr
+
+
 def _short(key: Any) -> str:
-    return key if isinstance(key, str) else reprlib.repr(key)
+    return key[:100] if isinstance(key, str) else _repr(key)
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def _build(cls: type[Any], found: Any, where: str) -> Any:
     """Make a settings object from a mapping, naming the key of whatever is wrong."""
     if not isinstance(found, dict):
         what = where or "the configuration"
-        raise InvalidInputError(f"{what} must be a mapping, not {reprlib.repr(found)}")
+        raise InvalidInputError(f"{what} must be a mapping, not {_repr(found)}")
     hints = typing.get_type_hints(cls)
     names = {_key(each.name): each.name for each in dataclasses.fields(cls)}
     values = {}
@@ -134,6 +139,6 @@ def _build(cls: type[Any], found: Any, where: str) -> Any:
             allowed = (*allowed, int)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             words = " or ".join(t.__name__ for t in allowed)
-            raise InvalidInputError(f"{place} must be of type {words}, not {reprlib.repr(value)}")
+            raise InvalidInputError(f"{place} must be of type {words}, not {_repr(value)}")
         values[names[key]] = value
     return cls(**values)

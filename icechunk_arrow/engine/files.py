@@ -48,7 +48,13 @@ class ManifestFile:
 
     def group_of(self, row: int) -> int:
         """Row group in which a row stands."""
+        if not 0 <= row < self.group_starts[-1]:
+            raise self.wrong(f"it has {self.group_starts[-1]} rows, and no row {row}")
         return bisect_right(self.group_starts, row) - 1
+
+    def wrong(self, fact: str) -> CorruptFileError:
+        """Say that this is not what a structure file promised."""
+        return _wrong(self.sealed.key, fact)
 
     def coord_range(self, group: int) -> tuple[bytes, bytes] | None:
         """Least and greatest coordinate of a row group, of whatever arrays it holds."""
@@ -99,17 +105,23 @@ class Rows:
                 high = middle
         return low if low < stop and self.coord_at(low) == coord else None
 
+    def check_owner(self, array_id: int, start: int, stop: int) -> None:
+        """Check that rows are an array's, as its snapshot says."""
+        if (self._ids[start:stop] != array_id).any():
+            raise _wrong(self.key, f"it has no rows of array {array_id} where its snapshot says so")
+
     def ref_at(self, row: int, array_id: int) -> ChunkRef:
         """Read the reference of a row, which must be the array's."""
         if self._ids.item(row) != array_id:
-            raise CorruptFileError(
-                f"{self.key} has no chunk of array {array_id} where its snapshot says so",
-                key=self.key,
+            raise _wrong(
+                self.key, f"it has no chunk of array {array_id} where its snapshot says so"
             )
         length = self._lengths.item(row)
         if self._inline:
             inline = self._inline_data[row].as_py()
             if inline is not None:
+                if len(inline) != length:
+                    raise _wrong(self.key, f"a chunk of {length} bytes has {len(inline)} there")
                 return ChunkRef(inline=inline, length=length)
         extra: dict[str, Any] = {}
         for name in self._optional:
@@ -251,6 +263,14 @@ class Files:
             return tail
         key = key_of(kind, identifier)
         return self.storage.get_range(key, 0, size_bytes - len(tail)) + tail
+
+
+def _wrong(key: str, fact: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{key} does not go with the snapshot that refers to it: {fact}. Restore the files from a copy, "
+        f"or open an earlier snapshot.",
+        key=key,
+    )
 
 
 def _missing(key: str, kind: FileKind, identifier: str) -> Exception:

@@ -39,7 +39,7 @@ def chunk_coordinates(
             yield coords.decode(present.slice(start, _BATCH_ROWS), ndim)
     kept = None if delta is None else delta.kept
     for entry in view.node.inventories:
-        for batch in _entry_batches(files, entry, ndim):
+        for batch in _entry_batches(files, view.node.id, entry, ndim):
             rest = batch
             if kept is not None:
                 rest = rest[(rest < np.array(kept, np.uint64)).all(axis=1)]
@@ -54,7 +54,7 @@ def _among(batch: npt.NDArray[np.uint64], covered: pa.Array) -> npt.NDArray[np.b
 
 
 def _entry_batches(
-    files: Files, entry: InventoryEntry, ndim: int
+    files: Files, array_id: int, entry: InventoryEntry, ndim: int
 ) -> Iterator[npt.NDArray[np.uint64]]:
     if entry.is_dense:
         shape = tuple(stop - start for start, stop in entry.extent)
@@ -73,4 +73,5 @@ def _entry_batches(
         rows = files.read_rows(entry.manifest, group)
         base = opened.group_starts[group]
         low, high = max(first_row - base, 0), min(last_row - base, rows.table.num_rows)
+        rows.check_owner(array_id, low, high)
         yield coords.decode(one_array(rows.table["coord"]).slice(low, high - low), ndim)

@@ -38,7 +38,10 @@ def _find_dense(
     row = entry.row + place
     group = opened.group_of(row)
     rows = files.read_rows(entry.manifest, group)
-    return rows.ref_at(row - opened.group_starts[group], node_id)
+    found = row - opened.group_starts[group]
+    if rows.coord_at(found) != coords.encode_one(coord):
+        raise opened.wrong(f"row {row} is not chunk {tuple(coord)} of array {node_id}")
+    return rows.ref_at(found, node_id)
 
 
 def _find_sorted(
@@ -49,10 +52,11 @@ def _find_sorted(
     for group in _groups_for(opened, first, last, coord):
         start = opened.group_starts[group]
         rows = files.read_rows(entry.manifest, group)
-        stop = min(last, opened.group_starts[group + 1]) - start
-        row = rows.find(coord, max(first - start, 0), stop)
+        low, high = max(first - start, 0), min(last, opened.group_starts[group + 1]) - start
+        row = rows.find(coord, low, high)
         if row is not None:
             return rows.ref_at(row, node_id)
+        rows.check_owner(node_id, low, high)
     return None
 
 

@@ -442,9 +442,11 @@ class BaseSession:
         with self._lock:
             tip = self._check_writable()
             self._write_pending()
-            self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)
-            self._snapshot_id = self._tip.snapshot_id
-            self._views.clear()
+            try:
+                self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)
+            finally:  # after a conflict the session stands on the last commit that made none
+                self._snapshot_id = self._staging.base.id
+                self._views.clear()
 
 
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:

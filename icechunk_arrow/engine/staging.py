@@ -232,6 +232,8 @@ class Staging:
         if node is None:
             self._check_place(path, is_array=columns is not None)
         elif not _is_update(node, document):
+            if columns is not None:
+                self._check_place(path, is_array=True)
             self.delete_node(path)
             node = None
         if node is None:
@@ -321,6 +323,11 @@ class Staging:
         """Give a node, and all below it, another path."""
         if self.find_node(to) is not None:
             raise InvalidInputError(f"{path!r} cannot move to {to!r}: there is a node already")
+        if self._has_children(to):
+            raise InvalidInputError(
+                f"{path!r} cannot move to {to!r}: there are nodes below it already. Move or delete "
+                f"them first."
+            )
         if path in {"/", to} or to.startswith(path + "/"):
             raise InvalidInputError(f"{path!r} cannot move to {to!r}, which is itself or below it")
         parent = self.find_node(to.rpartition("/")[0] or "/")

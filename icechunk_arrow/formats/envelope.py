@@ -64,6 +64,8 @@ _TRAILER = struct.Struct("<8s20sII32s")
 """Magic, file id, number of row groups, length of the footer, SHA-256."""
 _FOOTER_END = 8
 _MAX_FOOTER_BYTES = 1 << 30
+_MAX_GROUP_ROWS = 1 << 24
+_MAX_GROUP_VALUES = 1 << 28
 _FEW_ROWS = 256
 """Up to so many rows dictionaries cost more than they save: of a structure file of two nodes a third of
 the time to write it and 900 bytes."""
@@ -216,7 +218,10 @@ def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> 
     hashed.update(footer)
     if hashed.digest() != digest or length != footer_length:
         raise _damaged(key, "its footer does not match its digest")
-    metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _damaged(key, f"its footer is none: {error}") from error
     facts = {
         k.decode(errors="replace"): v.decode(errors="replace")
         for k, v in (metadata.metadata or {}).items()
@@ -305,14 +310,31 @@ def read_row_groups(
             raise _damaged(
                 sealed.key, f"the bytes of row group {group} do not match their checksum"
             )
-    parquet = pq.ParquetFile(
-        _Window(view, start),
-        metadata=sealed.metadata,
-        page_checksum_verification=True,
-        pre_buffer=False,
-        read_dictionary=list(dictionaries),
-    )
-    return parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
+    rows = sum(_row_count(sealed, group) for group in groups)
+    try:
+        parquet = pq.ParquetFile(
+            _Window(view, start),
+            metadata=sealed.metadata,
+            page_checksum_verification=True,
+            pre_buffer=False,
+            read_dictionary=list(dictionaries),
+        )
+        table = parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _damaged(sealed.key, f"its rows cannot be read: {error}") from error
+    if table.num_rows != rows:
+        raise _damaged(sealed.key, f"it has {table.num_rows} rows where its footer says {rows}")
+    return table
+
+
+def _row_count(sealed: Sealed, group: int) -> int:
+    """How many rows a row group has, as its footer says: memory is taken on the word of this number."""
+    found = sealed.metadata.row_group(group)
+    rows: int = found.num_rows
+    values = max(found.column(i).num_values for i in range(found.num_columns))
+    if not 0 < rows <= _MAX_GROUP_ROWS or not 0 < values <= _MAX_GROUP_VALUES:
+        raise _damaged(sealed.key, f"row group {group} would have {rows} rows, {values} values")
+    return rows
 
 
 def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:

@@ -10,12 +10,14 @@ beside them; whatever a commit does not touch goes from file to file as columns.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
     conform,
     empty_table,
@@ -186,11 +188,7 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
             _MEMORY_SCHEMA.field("attrs_reference").type,
         ),
         "inventories": _inventory_column(nodes),
-        _ROW_COUNTS: _lists(
-            nodes,
-            from_numpy(_joined([n.inventories.row_counts for n in nodes], np.uint64), pa.uint64()),
-            pa.list_(pa.uint64()),
-        ),
+        _ROW_COUNTS: _row_count_column(nodes),
     }  # fmt: skip
     return pa.Table.from_arrays([arrays[f.name] for f in _MEMORY_SCHEMA], schema=_MEMORY_SCHEMA)
 
@@ -208,6 +206,11 @@ def _lists(nodes: Sequence[Node], child: pa.Array, arrow_type: pa.DataType) -> p
     return pa.Array.from_buffers(
         arrow_type, len(nodes), [bitmap, pa.py_buffer(offsets)], children=[child]
     )
+
+
+def _row_count_column(nodes: Sequence[Node]) -> pa.Array:
+    counts = _joined([node.inventories.row_counts for node in nodes], np.uint64)
+    return _lists(nodes, from_numpy(counts, pa.uint64()), pa.list_(pa.uint64()))
 
 
 def _inventory_column(nodes: Sequence[Node]) -> pa.Array:
@@ -245,6 +248,9 @@ def with_changes(
 
     ``manifest_sizes`` names at least every manifest that the new snapshot refers to.
     """
+    removed = set(removed)
+    if base is not None and not removed and all(_only_inventories(base, node) for node in changed):
+        return _with_inventories(base, facts, changed, manifest_sizes)
     table = _rows_of(changed) if changed else empty_table(_MEMORY_SCHEMA)
     if base is not None and base.table.num_rows:
         gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
@@ -267,6 +273,32 @@ def with_changes(
         {i: e for i, e in extensions.items() if i in live},
         {name: manifest_sizes[name] for name in _manifests_of(table)},
     )
+
+
+def _only_inventories(base: Snapshot, node: Node) -> bool:
+    """Whether nothing but a node's inventories differs from the base."""
+    old = base.find_node_by_id(node.id)
+    return old is not None and replace(node, inventories=old.inventories) == old
+
+
+def _with_inventories(
+    base: Snapshot, facts: SnapshotFacts, changed: Sequence[Node], manifest_sizes: Mapping[str, int]
+) -> Snapshot:
+    """Give some nodes other inventories: the commonest commit, which leaves all other columns as they are."""
+    table = base.table
+    if changed:
+        rows = np.arange(table.num_rows)
+        rows[[base.rows_by_id[node.id] for node in changed]] = len(rows) + np.arange(len(changed))
+        columns = {
+            "inventories": _inventory_column(changed),
+            _ROW_COUNTS: _row_count_column(changed),
+        }
+        for name, column in columns.items():
+            both = pa.concat_arrays([one_array(table[name]), column])
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), both.take(indices(rows)))
+    sizes = {name: manifest_sizes[name] for name in _manifests_of(table)}
+    return _snapshot(table, facts, base.extensions, sizes)
 
 
 def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
@@ -451,6 +483,13 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
 
 
 def _decode_node(snapshot: Snapshot, row: int) -> Node:
+    try:
+        return _node_of(snapshot, row)
+    except ValueError as error:
+        raise _unsound(key_of(KIND, snapshot.id), error) from error
+
+
+def _node_of(snapshot: Snapshot, row: int) -> Node:
     line = snapshot.table.slice(row, 1)
     node_id = line["id"][0].as_py()
     found = line["array_metadata"][0].as_py()
@@ -490,7 +529,7 @@ def _inventories(line: pa.Table, ndim: int) -> Inventories:
     pairs = entries.field("extent").flatten().flatten()
     flags = entries.field("flags")
     box = to_numpy(pairs).reshape(len(entries), ndim, 2)
-    return Inventories(
+    found = Inventories(
         manifests=tuple(file_id(name) for name in entries.field("inventory_file").to_pylist()),
         rows=to_numpy(entries.field("row")),
         starts=box[:, :, 0],
@@ -498,3 +537,15 @@ def _inventories(line: pa.Table, ndim: int) -> Inventories:
         flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
         row_counts=to_numpy(line[_ROW_COUNTS].chunk(0).flatten()),
     )
+    _check_extents(found)
+    return found
+
+
+def _check_extents(found: Inventories) -> None:
+    """Check what look-ups by arithmetic rely on: as many rows as there is room for, or exactly so many."""
+    if (found.starts >= found.stops).any():
+        raise ValueError("an inventory's extent is empty")
+    room = (found.stops - found.starts).astype(np.float64).prod(axis=1)
+    dense = (found.flags & DENSE) != 0
+    if (found.row_counts > room).any() or (found.row_counts != room)[dense].any():
+        raise ValueError("an inventory's extent does not go with its number of rows")

@@ -110,7 +110,9 @@ def _read_local(
     try:
         found = os.fstat(descriptor)
         _check_local(url, found, etag, last_modified)
-        return os.pread(descriptor, length, start)
+        # offset and length may be made up: never allocate on their word
+        rest = max(0, found.st_size - start)
+        return os.pread(descriptor, min(length, rest), start) if rest else b""
     except OSError as error:
         raise StorageError(f"{url} could not be read: {error}") from error
     finally:

@@ -69,6 +69,7 @@ def main() -> None:
     try:
         for name in chosen.only or CASES:
             print(f"\n== {name}: {(CASES[name].__doc__ or '').strip().splitlines()[0]}")
+            print(f"   ({os.getloadavg()[0]:.1f} processes were running or waiting on average)")
             began = time.perf_counter()
             CASES[name](Bench(folder=folder, quick=chosen.quick, icechunk=peer))
             print(f"\n  ({name} took {time.perf_counter() - began:.0f} s)", flush=True)

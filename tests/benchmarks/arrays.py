@@ -176,7 +176,7 @@ def large_chunks(bench: Bench) -> None:
     other. What is read lies in the system's page cache for all.
     """
     arrays = _Arrays(bench, "large", bench.choose(1 << 30, 1 << 27), _MiB)
-    rounds = bench.choose(7, 3)
+    rounds = bench.choose(5, 3)
     for pipeline in _pipelines():
         writers: dict[str, Callable[[], float]] = {
             "ours": partial(arrays.write_ours, pipeline, durable=False),

@@ -132,13 +132,13 @@ def print_figures(
     """
     scale, unit = _scaled(statistics.median(figures[ours]) / per)
     print(f"\n{title}")
-    print(f"  {'':28}{f'median, {unit}':>12}{'quartiles':>18}   ours is")
+    print(f"  {'':28}{f'median, {unit}':>12}{'quartiles':>20}   ours is")
     for name, seconds in figures.items():
         if name == leave_out:
             continue
         shown = [value / per / scale for value in seconds]
         low, high = _quartiles(shown)
-        line = f"  {name:28}{statistics.median(shown):12.3g}{f'{low:.3g} - {high:.3g}':>18}"
+        line = f"  {name:28}{statistics.median(shown):12.3g}{f'{low:.3g} - {high:.3g}':>20}"
         if name != ours:
             line += "   " + _multiple(figures[ours], seconds, (aims or {}).get(name))
         print(line.rstrip(), flush=True)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import zarr
 
 import icechunk_arrow
-from icechunk_arrow.engine import opening
-from icechunk_arrow.storage.memory import MemoryStorage
-from icechunk_arrow.storage.port import Capabilities
 from tests.benchmarks.harness import print_line
+from tests.faults.repositories import through
+from tests.faults.storage_wrappers import WrappedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from icechunk_arrow.storage.port import ObjectInfo
+    from icechunk_arrow.storage.port import Storage
     from tests.benchmarks.harness import Bench
 
 __all__ = ["cold_read"]
+
+T = TypeVar("T")
 
 LATENCY_SECONDS = 0.03
 MOST_SEQUENTIAL = 6
@@ -38,59 +38,20 @@ class _Request:
     ended: float
 
 
-class SlowStorage(MemoryStorage):
-    """A memory place that answers like an object store: after a while, and many questions at once."""
+class SlowStorage(WrappedStorage):
+    """Answers like an object store: after a while, and many questions at once."""
 
-    def __init__(self, name: str, requests: list[_Request]) -> None:
-        super().__init__(name)
-        self._inner = MemoryStorage(name)  # methods of one place may call each other
+    def __init__(self, inner: Storage, requests: list[_Request]) -> None:
+        super().__init__(inner, fast=False)
         self._requests = requests
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(create=True, replace=True, limited_listing=True, fast=False)
-
-    def _late(self, name: str, key: str, ask: Callable[[], Any]) -> Any:
+    def _run(self, operation: str, key: str, effect: Callable[[], T]) -> T:
         began = time.perf_counter()
         time.sleep(LATENCY_SECONDS)
         try:
-            return ask()
+            return effect()
         finally:
-            self._requests.append(_Request(name, key, began, time.perf_counter()))
-
-    def get(self, key: str) -> bytes:
-        data: bytes = self._late("get", key, lambda: self._inner.get(key))
-        return data
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        data: bytes = self._late(
-            "get_range", key, lambda: self._inner.get_range(key, start, length)
-        )
-        return data
-
-    def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
-        found: tuple[bytes, int] = self._late(
-            "get_tail", key, lambda: self._inner.get_tail(key, length)
-        )
-        return found
-
-    def exists(self, key: str) -> bool:
-        found: bool = self._late("exists", key, lambda: self._inner.exists(key))
-        return found
-
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        found: list[ObjectInfo] = self._late(
-            "list", prefix, lambda: [*self._inner.list(prefix, limit=limit)]
-        )
-        return iter(found)
-
-
-@contextmanager
-def _slow(name: str, requests: list[_Request]) -> Iterator[None]:
-    """Have repositories opened in a slow place: there is no URL for one."""
-    slow = SlowStorage(name, requests)
-    with mock.patch.object(opening, "open_storage", return_value=slow):
-        yield
+            self._requests.append(_Request(operation, key, began, time.perf_counter()))
 
 
 def _sequential(requests: list[_Request]) -> list[_Request]:
@@ -140,7 +101,7 @@ def cold_read(bench: Bench) -> None:
         name = f"benchmark-cold-{'large' if many else 'small'}"
         _make(f"memory://{name}", many=many)
         requests: list[_Request] = []
-        with _slow(name, requests):
+        with through(partial(SlowStorage, requests=requests)):
             began = time.perf_counter()
             repo = icechunk_arrow.Repository.open(f"memory://{name}")
             opened = len(requests)

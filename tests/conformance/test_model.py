@@ -39,6 +39,7 @@ from icechunk_arrow import (
     IcechunkArrowError,
     InvalidInputError,
     NodeNotFoundError,
+    RebaseFailedError,
     Repository,
     StorageSettings,
 )
@@ -59,6 +60,16 @@ SETTINGS = RepositoryConfig(
 )
 PATHS = ("/", "/a", "/b", "/a/x", "/a/y", "/a/y/z", "/ab", "/a/x/c")
 SOURCE = bytes(range(256))
+ONE_CHUNK: dict[str, Any] = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [1],
+    "data_type": "uint8",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "fill_value": 0,
+    "codecs": [{"name": "bytes"}],
+}
 
 
 @dataclass
@@ -120,7 +131,7 @@ attributes = st.sampled_from([{}, {"short": 1}, {"long": "x" * 60}, {"long": "y"
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a group's or an array's document."""
     chosen = draw(attributes)
-    if draw(st.integers(0, 4)) == 0:
+    if draw(st.integers(0, 2)) == 0:
         return {"zarr_format": 3, "node_type": "group", "attributes": chosen}
     shape = draw(st.lists(st.integers(0, 7), max_size=2))
     if draw(st.integers(0, 3)):
@@ -170,6 +181,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.snapshots: dict[str, Model] = {self.open().lookup_branch("main"): {}}
         self.session: Session = self.open().writable_session("main")
         self.theirs = 0
+        self.may_conflict = False
+        """Whether something was moved, or the root changed, which holds what others create."""
 
     def open(self) -> Repository:
         allowed = [f"file://{self.folder.name}/"]
@@ -225,8 +238,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     # -- nodes
 
-    @initialize(document=documents())
-    def begin(self, document: dict[str, Any]) -> None:
+    @initialize(document=documents(), in_groups=st.booleans())
+    def begin(self, document: dict[str, Any], in_groups: bool) -> None:
+        for path in ("/", "/a") if in_groups else ():
+            self.set_document(path, {"zarr_format": 3, "node_type": "group"})
         self.set_document("/a/x", document)
 
     @rule(path=st.sampled_from(PATHS), document=documents())
@@ -240,6 +255,7 @@ class SessionMachine(RuleBasedStateMachine):
                 self.store.set_sync(full_key(path, "zarr.json"), data)
             return
         self.store.set_sync(full_key(path, "zarr.json"), data)
+        self.may_conflict |= path == "/"
         old = self.model.get(path)
         if old is not None and node.is_array and old.is_array and old.identity == node.identity:
             keys = node.keys
@@ -269,10 +285,12 @@ class SessionMachine(RuleBasedStateMachine):
     def delete_document(self, path: str) -> None:
         self.store.delete_sync(full_key(path, "zarr.json"))
         self.model.pop(path, None)
+        self.may_conflict |= path == "/"
 
     @rule(path=st.sampled_from(PATHS))
     def delete_folder(self, path: str) -> None:
         sync(self.store.delete_dir(path[1:]))
+        self.may_conflict |= path == "/"
         self.model = {p: n for p, n in self.model.items() if p != path and not is_below(p, path)}
 
     @precondition(lambda self: self.model)
@@ -290,6 +308,7 @@ class SessionMachine(RuleBasedStateMachine):
                 self.session.move(path, to)
             return
         self.session.move(path, to)
+        self.may_conflict = True
         moved = {p: n for p, n in self.model.items() if p == path or is_below(p, path)}
         for old, node in moved.items():
             del self.model[old]
@@ -380,12 +399,12 @@ class SessionMachine(RuleBasedStateMachine):
                 snapshot_id = self.session.commit("a step")
             except ConflictError:
                 self.rebase()
+                if not self.session.has_uncommitted_changes:
+                    return
                 snapshot_id = self.session.commit("a step, rebased")
             self.snapshots[snapshot_id] = copy.deepcopy(self.model)
-        repository = self.open()
-        self.session = repository.writable_session("main")
-        self.model = copy.deepcopy(self.base)
-        self.compare(repository.readonly_session("main").store, self.model)
+        self.begin_anew()
+        self.compare(self.open().readonly_session("main").store, self.model)
         self.check_counts()
 
     def check_counts(self) -> None:
@@ -400,6 +419,7 @@ class SessionMachine(RuleBasedStateMachine):
     def discard(self) -> None:
         self.session.discard_changes()
         self.model = copy.deepcopy(self.base)
+        self.may_conflict = False
         assert not self.session.has_uncommitted_changes
 
     @rule()
@@ -407,42 +427,42 @@ class SessionMachine(RuleBasedStateMachine):
         """Telling the changes changes nothing."""
         assert str(self.session.status()) is not None
 
-    @rule(payload=payloads)
-    def somebody_else_commits(self, payload: bytes) -> None:
-        """A commit to the branch that touches nothing of ours; ours goes on top of it."""
-        path = f"/theirs{self.theirs}"
-        if self.model.get("/") is not None and self.model["/"].is_array:
-            return
-        repository = self.open()
-        other = repository.writable_session("main")
-        root = self.snapshots[other.snapshot_id].get("/")
-        if root is not None and root.is_array:
-            return
-        self.theirs += 1
-        document = {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [1],
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
-        }
-        node = Node(document, {"c/0": payload})
-        other.store.set_sync(
-            f"{path[1:]}/zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode())
-        )
-        other.store.set_sync(f"{path[1:]}/c/0", cpu.Buffer.from_bytes(payload))
+    @rule(payload=payloads, path=st.sampled_from(["", "", *PATHS[1:]]))
+    def somebody_else_commits(self, payload: bytes, path: str) -> None:
+        """A commit to the branch that creates an array, perhaps where ours has something too."""
+        other = self.open().writable_session("main")
         before = self.snapshots[other.snapshot_id]
+        if path:
+            self.may_conflict = True
+        else:
+            path, self.theirs = f"/theirs{self.theirs}", self.theirs + 1
+        above = any(node.is_array and is_below(path, p) for p, node in before.items())
+        if above or any(p == path or is_below(p, path) for p in before):
+            return
+        node = Node({**ONE_CHUNK, "attributes": {"theirs": self.theirs}}, {"c/0": payload})
+        document = json.dumps(node.document).encode()
+        other.store.set_sync(full_key(path, "zarr.json"), cpu.Buffer.from_bytes(document))
+        other.store.set_sync(full_key(path, "c/0"), cpu.Buffer.from_bytes(payload))
         self.snapshots[other.commit("theirs")] = {**copy.deepcopy(before), path: node}
 
     def rebase(self) -> None:
         old = self.base
-        self.session.rebase(ConflictDetector())
+        try:
+            self.session.rebase(ConflictDetector())
+            failed = False
+        except RebaseFailedError:
+            assert self.may_conflict
+            failed = True
         for path in self.base.keys() - old.keys():
             self.model[path] = copy.deepcopy(self.base[path])
         self.compare(self.store, self.model)
+        if failed:  # it kept its changes, on top of the commits that did not conflict
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.session = self.open().writable_session("main")
+        self.model = copy.deepcopy(self.base)
+        self.may_conflict = False
 
     @rule()
     def rebase_now(self) -> None:

@@ -176,8 +176,6 @@ def test_paths_where_a_node_may_stand(path: str) -> None:
         ("/a//b", "a name is empty"),
         ("/.", "step between folders"),
         ("/a/../b", "step between folders"),
-        ("/__hidden", "reserves"),
-        ("/a/__hidden/b", "reserves"),
         ("/zarr.json", "every node's document"),
         ("/a/zarr.json/b", "every node's document"),
         ("/a\0", "NUL"),

@@ -40,12 +40,15 @@ BIG_CHUNKS = 20_000
 """Two row groups, and more bytes than are read of a file's end at first."""
 
 Objects = dict[str, bytes]
+Changes = dict[str, bytes | None]
+"""Objects that are others than in the sample, or, where None, not there."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """A sound repository as objects, and which of them are of which kind."""
 
+    name: str
     objects: Objects
     keys: dict[str, list[str]]
     """By kind: the key to be damaged, then another of the kind where there is one."""
@@ -105,7 +108,9 @@ def make_sample(catalog: str = "branches") -> Sample:
     objects = {info.key: place.get(info.key) for info in place.list()}
     assert all(key in objects for pair in keys.values() for key in pair)
     assert len(objects[keys["big manifest"][0]]) > 1 << 16
-    return Sample(objects, keys, {"first": first, "second": second, "third": third})
+    return Sample(
+        f"sample-{name}", objects, keys, {"first": first, "second": second, "third": third}
+    )
 
 
 def look_at_first(repo: Repository, sample: Sample) -> Any:
@@ -172,24 +177,32 @@ KINDS: dict[str, Callable[[Repository, Sample], Any]] = {
 }
 
 
-def look(objects: Objects, kind: str, sample: Sample) -> Any:
-    """Open a repository of these objects anew, and look at what a kind of file carries."""
-    name = secrets.token_hex(6)
-    place = MemoryStorage(name)
-    try:
-        for key, data in objects.items():
+def look(sample: Sample, kind: str, changes: Changes | None = None) -> Any:
+    """Open a repository anew in which some objects are others, and look at what a kind carries."""
+    place = MemoryStorage(sample.name)
+    if not any(place.list(limit=1)):
+        for key, data in sample.objects.items():
             place.put(key, data)
-        return KINDS[kind](Repository.open(f"memory://{name}"), sample)
+    _exchange(place, changes or {})
+    try:
+        return KINDS[kind](Repository.open(place.url), sample)
     finally:
-        place.delete(list(objects))
+        _exchange(place, {key: sample.objects.get(key) for key in changes or {}})
+
+
+def _exchange(place: MemoryStorage, changes: Changes) -> None:
+    place.delete(list(changes))
+    for key, data in changes.items():
+        if data is not None:
+            place.put(key, data)
 
 
 def judge(
-    sample: Sample, kind: str, expected: Any, objects: Objects, names: tuple[str, ...]
+    sample: Sample, kind: str, expected: Any, changes: Changes, names: tuple[str, ...]
 ) -> str:
     """Say "right", or what error there was, or what else was wrong."""
     try:
-        found = look(objects, kind, sample)
+        found = look(sample, kind, changes)
     except IcechunkArrowError as error:
         text = str(error)
         if not any(name in text for name in names):
@@ -225,15 +238,15 @@ def _memory_bytes() -> int:
 
 def _judge_all(sample: Sample, kind: str, harm: str, answer: Connection) -> None:
     key = sample.keys[kind][0]
-    expected = look(sample.objects, kind, sample)
-    names = (key,)
+    expected = look(sample, kind)
+    names: tuple[str, ...] = (key,)
     if kind in {"branch", "tag"}:  # a flipped digit of an id gives another id, and so another file
         names = (key, "there is no snapshot", "list_branches()", "list_tags()")
     limit = _memory_bytes() + SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for what, data in HARMS[harm](sample.objects[key]):
         answer.send(("before", what))
-        verdict = judge(sample, kind, expected, {**sample.objects, key: data}, names)
+        verdict = judge(sample, kind, expected, {key: data}, names)
         answer.send((what, verdict))
     answer.send(("over", ""))
 

@@ -75,9 +75,7 @@ def array_document(chunk_count: int, *, attributes: Mapping[str, Any] | None = N
 
 def group_document(**attributes: Any) -> bytes:
     """Document of a group."""
-    return json.dumps(
-        {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    ).encode()
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}).encode()
 
 
 def make_base(
@@ -179,7 +177,8 @@ def check_layout(repo: Repository, storage: Storage) -> None:
     """Check that nothing is missing, that whatever is left over has a name of ours, and no gap."""
     keys = {info.key for info in storage.list()}
     assert not referenced_keys(repo) - keys, "a snapshot refers to files that are not there"
-    strange = [key for key in keys if parse_key(key) is None]
+    # a process that is killed while it tries what a server can do leaves its probe in tmp/
+    strange = [key for key in keys if parse_key(key) is None and not key.startswith("tmp/")]
     assert not strange, f"files that no cleaning would find: {strange}"
     sequences: dict[str, list[int]] = {}
     for key in keys:
@@ -203,12 +202,12 @@ def copy_objects(source: Storage, target: Storage) -> None:
 @contextmanager
 def through(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
     """Have repositories opened in the block use a wrapper of their storage."""
-    real = opening.open_storage
-    opening.open_storage = lambda *args, **kwargs: wrap(real(*args, **kwargs))
+    real = vars(opening)["open_storage"]
+    vars(opening)["open_storage"] = lambda *args, **kwargs: wrap(real(*args, **kwargs))
     try:
         yield
     finally:
-        opening.open_storage = real
+        vars(opening)["open_storage"] = real
 
 
 def write_many(session: Session, path: str, step: int, count: int) -> None:

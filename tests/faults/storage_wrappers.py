@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from icechunk_arrow.errors import AlreadyExistsError, PreconditionFailedError, StorageError
+from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.port import Storage
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Token, Writable
 
-__all__ = ["LosingStorage", "StoppingStorage", "Stopped", "WrappedStorage"]
+__all__ = ["LosingStorage", "Stopped", "StoppingStorage", "WrappedStorage"]
 
 T = TypeVar("T")
 
@@ -185,16 +185,7 @@ class LosingStorage(WrappedStorage):
             raise lost
         if way == "twice":
             effect()
-            return self._again(effect)
+            return effect()  # which must find the first
         assert callable(way)
         way()
         raise lost
-
-    @staticmethod
-    def _again(effect: Callable[[], T]) -> T:
-        """Send a conditional request a second time, which must find the first."""
-        try:
-            effect()
-        except (AlreadyExistsError, PreconditionFailedError):
-            raise
-        raise AssertionError("the second of two equal conditional requests succeeded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +21,9 @@ from tests.faults.damage import (
     run_apart,
 )
 from tests.faults.sealing import altered_footer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NEWER = re.compile(rb"(ICE\xf0\x9f\xa7\x8aCHUNK.{12})\x01", re.DOTALL)
 PARQUET = ("structure", "manifest", "big manifest", "attributes", "log")
@@ -86,11 +90,11 @@ def test_all_rows_of_a_large_manifest(samples: dict[str, Sample]) -> None:
     try:
         key = sample.keys["big manifest"][0]
         data = sample.objects[key]
-        expected = look(sample.objects, "all rows", sample)
+        expected = look(sample, "all rows")
         for place in range(1000, len(data), len(data) // 25):
             flipped = bytearray(data)
             flipped[place] ^= 4
-            objects = {**sample.objects, key: bytes(flipped)}
+            objects = {key: bytes(flipped)}
             assert judge(sample, "all rows", expected, objects, (key,)).startswith("error Corrupt")
     finally:
         del KINDS["all rows"]
@@ -101,8 +105,8 @@ def test_two_files_of_a_kind_swapped(samples: dict[str, Sample], kind: str) -> N
     """Either file says that it does not belong there, or that its bytes are not the recorded ones."""
     sample = samples["branches"]
     one, other = sample.keys[kind]
-    expected = look(sample.objects, kind, sample)
-    swapped = {**sample.objects, one: sample.objects[other], other: sample.objects[one]}
+    expected = look(sample, kind)
+    swapped = {one: sample.objects[other], other: sample.objects[one]}
 
     verdict = judge(sample, kind, expected, swapped, (one, other))
 
@@ -118,10 +122,10 @@ def test_two_references_swapped(samples: dict[str, Sample], kind: str) -> None:
     """
     sample = samples["branches"]
     one, other = sample.keys[kind]
-    (branches, tags) = look(sample.objects, kind, sample)
-    swapped = {**sample.objects, one: sample.objects[other], other: sample.objects[one]}
+    (branches, tags) = look(sample, kind)
+    swapped = {one: sample.objects[other], other: sample.objects[one]}
 
-    found = look(swapped, kind, sample)
+    found = look(sample, kind, swapped)
 
     if kind == "tag":
         assert found == (branches, {"v1": tags["v2"], "v2": tags["v1"]})
@@ -134,36 +138,33 @@ def test_a_file_missing(samples: dict[str, Sample], kind: str) -> None:
     """The error names the file that is not there."""
     sample = samples["branches"]
     key = sample.keys[kind][0]
-    expected = look(sample.objects, kind, sample)
-    rest = {name: data for name, data in sample.objects.items() if name != key}
+    expected = look(sample, kind)
 
-    verdict = judge(sample, kind, expected, rest, (key,))
+    verdict = judge(sample, kind, expected, {key: None}, (key,))
 
     assert verdict.startswith("error"), verdict
     assert re.search("missing|does not exist|no object", verdict), verdict
 
 
 @pytest.mark.parametrize("listing", [True, False])
-def test_a_reference_missing(
-    samples: dict[str, Sample], tmp_path: object, listing: bool
-) -> None:
+def test_a_reference_missing(samples: dict[str, Sample], tmp_path: Path, listing: bool) -> None:
     """A gap in a branch is an error that names it, or is passed over; a missing tag is no tag.
 
     Without its newest entry a branch is what it was before that commit: nothing else remembers it.
     """
     sample = samples["branches"]
     by_number = {n: f"refs/branch.main/{sequence_name(n)}.json" for n in range(4)}
-    whole = look(sample.objects, "branch", sample)
+    whole = look(sample, "branch")
     for number, key in by_number.items():
-        rest = {name: data for name, data in sample.objects.items() if name != key}
         if listing:
-            found = look(rest, "branch", sample)
+            found = look(sample, "branch", {key: None})
             assert number == 3 or found == whole
             continue
-        root = f"{tmp_path}/{number}"
+        root = tmp_path / str(number)
         place = LocalStorage(root, durable=False)
-        for name, data in rest.items():
-            place.put(name, data)
+        for name, data in sample.objects.items():
+            if name != key:
+                place.put(name, data)
         if number == 3:
             tip = Repository.open(root).lookup_branch("main")
             assert tip == sample.snapshots["second"]
@@ -174,16 +175,15 @@ def test_a_reference_missing(
             with pytest.raises(CorruptFileError, match=re.escape(key)):
                 Repository.open(root).lookup_branch("main")
     tag = sample.keys["tag"][0]
-    rest = {name: data for name, data in sample.objects.items() if name != tag}
-    branches, tags = look(rest, "tag", sample)
+    branches, tags = look(sample, "tag", {tag: None})
     assert (branches, tags) == (whole[0], {"v2": whole[1]["v2"]})
 
 
 def test_a_state_file_of_another_repository(samples: dict[str, Sample]) -> None:
     """It names snapshots that are not here: an error that names the first."""
     sample, other = samples["state"], make_sample("state")
-    expected = look(sample.objects, "state", sample)
-    objects = {**sample.objects, "state.json": other.objects["state.json"]}
+    expected = look(sample, "state")
+    objects = {"state.json": other.objects["state.json"]}
 
     verdict = judge(sample, "state", expected, objects, ("there is no snapshot",))
 
@@ -195,11 +195,11 @@ def test_a_file_of_another_kind_in_its_place(samples: dict[str, Sample], kind: s
     """The error names the file; for two Parquet files also what it is and what belongs there."""
     sample = sample_of(samples, kind)
     key = sample.keys[kind][0]
-    expected = look(sample.objects, kind, sample)
+    expected = look(sample, kind)
     for other, (strange, *_) in sample.keys.items():
         if other.removeprefix("big ") == kind.removeprefix("big ") or {kind, other} <= REFERENCES:
             continue
-        objects = {**sample.objects, key: sample.objects[strange]}
+        objects = {key: sample.objects[strange]}
 
         verdict = judge(sample, kind, expected, objects, (key,))
 
@@ -213,14 +213,14 @@ def test_a_newer_version(samples: dict[str, Sample], kind: str) -> None:
     """A sound file of a newer version is not called broken, but newer."""
     sample = samples["branches"]
     key = sample.keys[kind][0]
-    expected = look(sample.objects, kind, sample)
+    expected = look(sample, kind)
     newer = altered_footer(
         sample.objects[key],
         lambda footer: re.sub(NEWER, lambda found: found[1] + b"\x02", footer),
     )
     assert newer != sample.objects[key]
 
-    verdict = judge(sample, kind, expected, {**sample.objects, key: newer}, (key,))
+    verdict = judge(sample, kind, expected, {key: newer}, (key,))
 
     assert verdict.startswith("error UnsupportedFormatError"), verdict
     assert "Install a newer" in verdict

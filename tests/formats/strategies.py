@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import ChunkRef, concat_sorted, table_of_refs
+from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, table_of_refs, volume
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
@@ -83,13 +83,17 @@ def extents(draw: st.DrawFn, ndim: int) -> Extent:
 
 @st.composite
 def entries(draw: st.DrawFn, ndim: int) -> InventoryEntry:
-    """What one manifest holds of an array."""
+    """What one manifest holds of an array: dense, or no more rows than there is room for."""
+    extent = draw(extents(ndim))
+    room = volume(extent)
+    flags = draw(st.integers(0, 127))
+    dense = flags & DENSE and room < 2**32
     return InventoryEntry(
         manifest=draw(ids),
         row=draw(st.integers(0, 2**32)),
-        extent=draw(extents(ndim)),
-        flags=draw(st.integers(0, 127)),
-        row_count=draw(st.integers(1, 2**32)),
+        extent=extent,
+        flags=flags if dense else flags & ~DENSE,
+        row_count=room if dense else draw(st.integers(1, min(room, 2**32))),
     )
 
 

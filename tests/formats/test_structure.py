@@ -127,7 +127,7 @@ LARGE = 1 << 16
 OVERFLOWING: dict[str, Any] = {
     "shape": lambda n: array_node(shape=(n, 10)),
     "chunk_shape": lambda n: array_node(chunk_shape=(10, n)),
-    "extent": lambda n: array_node(entry={"extent": ((0, 10), (0, n))}),
+    "extent": lambda n: array_node(entry={"extent": ((0, 10), (0, n)), "flags": 4}),
     "row": lambda n: array_node(entry={"row": n}),
     "node id": lambda n: array_node(node_id=n),
     "attrs row": lambda n: replace(
@@ -294,6 +294,9 @@ UNSOUND = {
     "no key encoding": lambda: _in_array(chunk_key_encoding=None),
     "column missing": lambda: rows().drop_columns(["inline_attrs"]),
     "column of another type": lambda: rows().set_column(2, "path", pa.array([1, 2])),
+    "empty extent": lambda: _entry(extent=[[0, 10], [5, 5]]),
+    "more rows than room": lambda: _entry(extent=[[0, 10], [0, 9]], flags=4),
+    "dense with holes": lambda: _entry(extent=[[0, 10], [0, 11]], flags=5),
     "rank of an extent": lambda: _entry(extent=[[0, 1]]),
     "manifest elsewhere": lambda: _entry(inventory_file="../../etc/passwd.parquet"),
     "manifest without ending": lambda: _entry(inventory_file=MANIFEST),
@@ -308,7 +311,7 @@ UNSOUND = {
 def test_unsound_rows_are_refused(fault: str) -> None:
     """Sealed or not, rows that contradict themselves are an error that names the file."""
     with pytest.raises(CorruptFileError, match=f"s/{FACTS.id}.parquet"):
-        structure.decode(sealed_by_another(UNSOUND[fault]()), FACTS.id)
+        list(structure.decode(sealed_by_another(UNSOUND[fault]()), FACTS.id).nodes())
 
 
 def facts_with(**changes: Any) -> str:
