@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.documents import encode_document, parse_document
+from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.engine import commit as committing
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.diff import Diff, diff_of
@@ -460,6 +461,6 @@ def _check_message(message: str, metadata: Mapping[str, Any] | None) -> None:
     if not isinstance(message, str):
         raise InvalidInputError(f"a commit's message must be text, not {message!r}")
     try:
-        json.dumps(dict(metadata or {}), allow_nan=False)
-    except (TypeError, ValueError) as error:
+        parse_json(json.dumps(dict(metadata or {}), allow_nan=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"the metadata of a commit must be JSON: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ class Peer:
     """A running peer; every call waits for its answer."""
 
     def __init__(self, python: str, module: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- a pipe would fill up, and stop it
         self._process = subprocess.Popen(
             [python, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             cwd=_ROOT,
         )
@@ -41,7 +43,6 @@ class Peer:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
         try:
             process.stdin.write(json.dumps({"call": name, **arguments}) + "\n")
             process.stdin.flush()
@@ -50,7 +51,8 @@ class Peer:
         line = process.stdout.readline()
         if not line:
             process.wait()
-            said = process.stderr.read().strip().splitlines()
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines()
             raise PeerError(said[-1] if said else f"it ended with {process.returncode}")
         answer = json.loads(line)
         if "error" in answer:
@@ -60,7 +62,7 @@ class Peer:
     def close(self) -> None:
         """End the process."""
         process = self._process
-        for pipe in (process.stdin, process.stdout, process.stderr):
+        for pipe in (process.stdin, process.stdout, self._errors):
             if pipe is not None:
                 pipe.close()
         process.wait(timeout=60)

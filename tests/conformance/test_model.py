@@ -36,7 +36,6 @@ from zarr.core.sync import sync
 from icechunk_arrow import (
     ConflictDetector,
     ConflictError,
-    IcechunkArrowError,
     InvalidInputError,
     NodeNotFoundError,
     RebaseFailedError,
@@ -470,7 +469,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -485,6 +484,62 @@ def test_a_session_is_a_dictionary_that_commits() -> None:
     run_state_machine_as_test(SessionMachine, settings=EXAMPLES)
 
 
-def test_errors_are_ours() -> None:
-    """The errors that the model expects are part of this package's tree."""
-    assert issubclass(InvalidInputError, IcechunkArrowError)
+def new_session() -> tuple[Repository, Session]:
+    repository = Repository.create(f"memory://{secrets.token_hex(8)}", config=SETTINGS)
+    return repository, repository.writable_session("main")
+
+
+def put(session: Session, path: str, document: dict[str, Any]) -> None:
+    data = cpu.Buffer.from_bytes(json.dumps(document).encode())
+    session.store.set_sync(full_key(path, "zarr.json"), data)
+
+
+GROUP = {"zarr_format": 3, "node_type": "group"}
+
+
+def test_a_group_with_nodes_below_it_does_not_become_an_array() -> None:
+    """An array has no children, so a group that has some keeps its document."""
+    _, session = new_session()
+    put(session, "/a", GROUP)
+    put(session, "/a/x", ONE_CHUNK)
+    with pytest.raises(InvalidInputError, match="nodes below it"):
+        put(session, "/a", ONE_CHUNK)
+    assert json.loads(session.store.get_sync("a/zarr.json").to_bytes()) == GROUP
+
+
+def test_nothing_moves_to_where_nodes_are_below() -> None:
+    """A path without a node, but with nodes below it, takes no array and no other group's children."""
+    _, session = new_session()
+    for path, document in {"/": GROUP, "/a/x": ONE_CHUNK, "/w": ONE_CHUNK}.items():
+        put(session, path, document)
+    with pytest.raises(InvalidInputError, match="nodes below it"):
+        session.move("/w", "/a")
+    assert session.node_paths() == ["/", "/a/x", "/w"]
+
+
+def test_a_rebase_that_fails_half_way_leaves_a_session_that_works() -> None:
+    """The commits before the conflict are taken in, reads and writes stay right, and it can go on."""
+    repository, ours = new_session()
+    put(ours, "/mine", ONE_CHUNK)
+    put(ours, "/both", ONE_CHUNK)
+    ours.store.set_sync("mine/c/0", cpu.Buffer.from_bytes(b"mine"))
+    commits = []
+    for path in ("/first", "/both"):
+        theirs = repository.writable_session("main")
+        put(theirs, path, ONE_CHUNK)
+        theirs.store.set_sync(full_key(path, "c/0"), cpu.Buffer.from_bytes(b"theirs"))
+        commits.append(theirs.commit(path))
+    with pytest.raises(RebaseFailedError, match="'/both'"):
+        ours.rebase(ConflictDetector())
+    assert ours.snapshot_id == commits[0]
+    assert ours.store.get_sync("first/c/0").to_bytes() == b"theirs"
+    assert ours.store.get_sync("mine/c/0").to_bytes() == b"mine"
+    ours.store.set_sync("mine/c/0", cpu.Buffer.from_bytes(b"later"))
+    with pytest.raises(ConflictError):
+        ours.commit("not yet")
+    ours.store.delete_sync("both/zarr.json")
+    ours.rebase(ConflictDetector())
+    ours.commit("now")
+    store = repository.readonly_session("main").store
+    for path, chunk in {"first": b"theirs", "both": b"theirs", "mine": b"later"}.items():
+        assert store.get_sync(f"{path}/c/0").to_bytes() == chunk

@@ -302,3 +302,22 @@ def test_state_is_exported_for_other_readers(tmp_path: Path) -> None:
     assert Repository.open(tmp_path / "repo").lookup_branch("main") == one
     written(repo, 2, "b")
     assert Repository.open(tmp_path / "repo").lookup_branch("main") != one
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"x": object()}, {"x": float("nan")}, {1: {2: {3}}}, "deep"], ids=str
+)
+def test_metadata_that_cannot_be_read_back_is_refused(metadata: Any) -> None:
+    """What is no JSON, or nested beyond reading, is refused before anything is written."""
+    if metadata == "deep":
+        metadata = {}
+        for _ in range(600):
+            metadata = {"x": metadata}
+    repo = Repository.create("memory://")
+    session = repo.writable_session("main")
+    make_array(session.store)
+    with pytest.raises(InvalidInputError, match="metadata"):
+        session.commit("x", metadata)
+    session.commit("x", {"fine": [1, None, "ü"]})
+
+    assert len(list(repo.ancestry(branch="main"))) == 2

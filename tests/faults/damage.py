@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import resource
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,7 +41,7 @@ BIG_CHUNKS = 20_000
 """Two row groups, and more bytes than are read of a file's end at first."""
 
 Objects = dict[str, bytes]
-Changes = dict[str, bytes | None]
+Changes = Mapping[str, bytes | None]
 """Objects that are others than in the sample, or, where None, not there."""
 
 
@@ -122,7 +123,9 @@ def look_at_structure(repo: Repository, sample: Sample) -> Any:
     """The first snapshot's nodes, and its facts as the history of a later one."""
     history = [
         (info.id, info.message, info.parent_id, info.written_at, dict(info.metadata))
-        for info in Repository.open(repo.url).ancestry(snapshot_id=sample.snapshots["second"])
+        for info in Repository.open(repo.url, config=CONFIG).ancestry(
+            snapshot_id=sample.snapshots["second"]
+        )
     ]
     session = repo.readonly_session(snapshot_id=sample.snapshots["first"])
     nodes = [session.find_node(path) for path in session.node_paths()]
@@ -185,7 +188,8 @@ def look(sample: Sample, kind: str, changes: Changes | None = None) -> Any:
             place.put(key, data)
     _exchange(place, changes or {})
     try:
-        return KINDS[kind](Repository.open(place.url), sample)
+        config = None if kind == "config" else CONFIG  # quicker than reading it each time
+        return KINDS[kind](Repository.open(place.url, config=config), sample)
     finally:
         _exchange(place, {key: sample.objects.get(key) for key in changes or {}})
 
