@@ -161,7 +161,7 @@ class Repository:
 
     def lookup_branch(self, branch: str) -> str:
         """Id of the snapshot that a branch points to."""
-        return self._context.catalog.get_tip(branch).snapshot_id
+        return tip_to_read(self._context, branch).snapshot_id
 
     def create_branch(self, branch: str, snapshot_id: str) -> None:
         """Begin a branch at a snapshot."""

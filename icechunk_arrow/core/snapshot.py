@@ -81,6 +81,10 @@ class SnapshotFacts:
     """The nearest ancestors, newest first, without this snapshot; at most :data:`HISTORY_LENGTH`."""
     total_parents: int
     next_node_id: int
+    branch: str | None = None
+    """The branch that the snapshot was made for."""
+    sequence: int | None = None
+    """Number of the entry that was to name it there; None where branches have no sequences."""
 
     @property
     def parent_id(self) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.engine.together import together
@@ -40,7 +40,7 @@ from icechunk_arrow.formats.refs import RefEntry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.core.snapshot import SnapshotFacts, SnapshotInfo
     from icechunk_arrow.storage.port import Storage
 
 __all__ = ["Catalog", "SequenceCatalog", "Tip", "branch_not_found", "refuse_main"]
@@ -54,6 +54,20 @@ class Tip:
     snapshot_id: str
     position: int
     """Sequence number, or generation of the state file."""
+    by_commit: bool = False
+    """Whether a commit put the branch there, so that the snapshot says so too."""
+
+    def check(self, facts: SnapshotFacts) -> None:
+        """Compare an entry with the snapshot that it names, which knows where it was committed."""
+        if self.by_commit and facts.sequence is not None:
+            made_for = facts.branch, facts.sequence
+            if made_for != (self.branch, self.position):
+                key = branch_key(self.branch, self.position)
+                raise CorruptFileError(
+                    f"{key} is damaged: it names the snapshot {facts.id}, which was committed as "
+                    f"entry {facts.sequence} of the branch {facts.branch!r}. Restore it from a copy.",
+                    key=key,
+                )
 
 
 class Catalog(ABC):
@@ -110,6 +124,10 @@ class Catalog(ABC):
     @abstractmethod
     def list_tags(self) -> set[str]:
         """Names of all tags that are not withdrawn."""
+
+    def next_sequence(self, tip: Tip) -> int | None:  # noqa: ARG002 -- not every catalog numbers
+        """Give the number of the entry that a commit on a tip would create, where there are such."""
+        return None
 
     def get_tip(self, branch: str) -> Tip:
         """Give where a branch stands."""
@@ -169,6 +187,9 @@ class SequenceCatalog(Catalog):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_storage"], state["_new_id"])  # type: ignore[misc]
+
+    def next_sequence(self, tip: Tip) -> int | None:
+        return tip.position + 1
 
     def initialize(self, snapshot: SnapshotInfo) -> None:
         entry = RefEntry(snapshot=snapshot.id)
@@ -255,10 +276,17 @@ class SequenceCatalog(Catalog):
         newest = self._find_newest(check_ref_name(branch))
         if newest is None or newest[1].deleted:
             return None
-        return Tip(branch=branch, snapshot_id=newest[1].snapshot, position=newest[0])
+        return Tip(
+            branch=branch,
+            snapshot_id=newest[1].snapshot,
+            position=newest[0],
+            by_commit=newest[1].is_commit,
+        )
 
     def _create(self, key: str, entry: RefEntry) -> bool:
         """Create an entry; True also when it turns out to be there by our own hand."""
+        if not entry.is_commit:
+            entry = replace(entry, key=key)
         data = refs.encode(entry)
         try:
             self._storage.create(key, data)
@@ -280,7 +308,7 @@ class SequenceCatalog(Catalog):
         entry = RefEntry(snapshot=snapshot.id)
         if self._create(branch_key(tip.branch, number), entry):
             self._remember(tip.branch, (number, entry))
-            return Tip(branch=tip.branch, snapshot_id=snapshot.id, position=number)
+            return replace(tip, snapshot_id=snapshot.id, position=number, by_commit=True)
         now = self.find_tip(tip.branch)
         raise conflict(tip.branch, tip.snapshot_id, now.snapshot_id if now else None)
 

@@ -36,6 +36,7 @@ def _fresh() -> Iterator[str]:
 
 def plan(
     context: Context,
+    tip: Tip,
     base: Snapshot,
     changes: Changes,
     *,
@@ -58,6 +59,8 @@ def plan(
         written_at=written_at,
         message=message,
         properties=properties,
+        branch=tip.branch,
+        sequence=context.catalog.next_sequence(tip),
         inline_attributes_bytes=context.config.inline_attributes_threshold_bytes,
     )
     return reading, planned

@@ -140,6 +140,8 @@ def create_context(
             history=(),
             total_parents=0,
             next_node_id=1,
+            branch=MAIN,
+            sequence=0 if catalog == "branches" else None,
         )
     )
     data = structure.encode(first)

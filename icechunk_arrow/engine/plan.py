@@ -151,6 +151,8 @@ def plan_commit(
     written_at: datetime,
     message: str,
     properties: Mapping[str, Any],
+    branch: str,
+    sequence: int | None,
     inline_attributes_bytes: int,
 ) -> CommitPlan:
     """Plan a commit; ``tables`` holds the manifests that ``reading`` names."""
@@ -211,6 +213,8 @@ def plan_commit(
         history=base.facts.history_of_child(),
         total_parents=base.facts.total_parents + 1,
         next_node_id=max(changes.next_node_id, base.facts.next_node_id),
+        branch=branch,
+        sequence=sequence,
     )
     log = log_of(base, changes, facts=facts, delta_entries=delta_entries)
     snapshot = structure.with_changes(

@@ -38,6 +38,7 @@ def rebase_onto(
 ) -> Tip:
     """Move staged changes from where the session began to where its branch is now."""
     new_tip = context.catalog.get_tip(tip.branch)
+    new_tip.check(context.files.read_facts(new_tip.snapshot_id))
     if new_tip.snapshot_id == staging.base.id:
         return new_tip
     for snapshot_id in _commits_between(context, staging.base.id, new_tip):

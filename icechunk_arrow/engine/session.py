@@ -420,6 +420,7 @@ class BaseSession:
         assert not self._pending, "a payload is still unwritten"
         _, planned = committing.plan(
             self._context,
+            tip,
             self._staging.base,
             self._changes(),
             message=message,

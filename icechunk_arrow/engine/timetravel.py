@@ -40,9 +40,8 @@ def resolve(
     if tag is not None:
         return context.catalog.get_tag(tag)
     assert branch is not None
-    if as_of is None:
-        return tip_to_read(context, branch).snapshot_id
-    return _as_of(context, branch, context.catalog.get_tip(branch).snapshot_id, as_of)
+    tip = tip_to_read(context, branch).snapshot_id
+    return tip if as_of is None else _as_of(context, branch, tip, as_of)
 
 
 def tip_to_read(context: Context, branch: str) -> Tip:
@@ -52,12 +51,14 @@ def tip_to_read(context: Context, branch: str) -> Tip:
     """
     guess = context.catalog.last_seen(branch)
     if guess is None or context.storage.capabilities.fast:
-        return context.catalog.get_tip(branch)
-    tip, _ = together(
-        context.storage,
-        lambda: context.catalog.get_tip(branch),
-        lambda: _read_ahead(context, guess),
-    )
+        tip = context.catalog.get_tip(branch)
+    else:
+        tip, _ = together(
+            context.storage,
+            lambda: context.catalog.get_tip(branch),
+            lambda: _read_ahead(context, guess),
+        )
+    tip.check(context.files.read_snapshot(tip.snapshot_id).facts)
     return tip
 
 

@@ -86,6 +86,16 @@ JSON_SCHEMA: dict[str, Any] = {
             "minimum": 1,
             "description": "The id that the next node gets: larger than every id given out before.",
         },
+        "branch": {
+            "type": ["string", "null"],
+            "description": "The branch that this snapshot was made for.",
+        },
+        "sequence": {
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "description": "Number of the branch entry that a commit of this snapshot creates; null "
+            "where the catalog is a state file.",
+        },
         "attribute_files": {
             "type": "array",
             "items": {"type": "string", "pattern": f"^{ID_PATTERN}\\.parquet$"},
@@ -152,6 +162,8 @@ def encode(
             "short_term_parents": len(facts.history),
             "total_parents": facts.total_parents,
             "next_node_id": facts.next_node_id,
+            "branch": facts.branch,
+            "sequence": facts.sequence,
             "attribute_files": sorted(attribute_files),
             "manifest_files": {
                 "count": len(manifest_sizes),
@@ -208,6 +220,8 @@ def decode(text: str, key: str) -> SnapshotFacts:
             ),
             total_parents=_natural(found["total_parents"]),
             next_node_id=_natural(found["next_node_id"]),
+            branch=None if found.get("branch") is None else _text(found["branch"]),
+            sequence=None if found.get("sequence") is None else _natural(found["sequence"]),
         )
     except _MALFORMED as error:
         raise _unsound(key, error) from error

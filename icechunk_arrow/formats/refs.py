@@ -15,6 +15,10 @@ from icechunk_arrow.errors import CorruptFileError, InvalidInputError, Unsupport
 
 __all__ = ["BRANCH_ENTRY_JSON_SCHEMA", "TAG_JSON_SCHEMA", "RefEntry", "decode", "encode"]
 
+_KEY = {
+    "type": "string",
+    "description": "The key of this very file, so that one in another's place is noticed.",
+}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SNAPSHOT = {
     "type": "string",
@@ -35,6 +39,7 @@ BRANCH_ENTRY_JSON_SCHEMA: dict[str, Any] = {
     "properties": {
         "snapshot": _SNAPSHOT,
         "write_id": _WRITE_ID,
+        "key": _KEY,
         "deleted": {
             "const": True,
             "description": "The branch ends here, until a later entry begins it again.",
@@ -53,6 +58,7 @@ TAG_JSON_SCHEMA: dict[str, Any] = {
     "properties": {
         "snapshot": _SNAPSHOT,
         "write_id": _WRITE_ID,
+        "key": _KEY,
         "deleted": {"const": True, "description": "In deleted.json only, and always there."},
     },
     "additionalProperties": False,
@@ -68,6 +74,13 @@ class RefEntry:
     """Random, where the entry carries no id of its own making: it tells whose entry this is."""
     deleted: bool = False
     """The branch ends here; a later entry may begin it again."""
+    key: str | None = None
+    """Where an entry with a ``write_id`` stands."""
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether a commit made this entry: then the snapshot itself says where it belongs."""
+        return self.write_id is None
 
 
 def encode(entry: RefEntry) -> bytes:
@@ -75,6 +88,8 @@ def encode(entry: RefEntry) -> bytes:
     found: dict[str, Any] = {"snapshot": entry.snapshot}
     if entry.write_id is not None:
         found["write_id"] = entry.write_id
+    if entry.key is not None:
+        found["key"] = entry.key
     if entry.deleted:
         found["deleted"] = True
     return json.dumps(found).encode()
@@ -88,7 +103,7 @@ def decode(data: bytes, key: str) -> RefEntry:
         raise CorruptFileError(f"{key} is damaged: {error}", key=key) from error
     if not isinstance(found, dict) or not is_id(found.get("snapshot")):
         raise CorruptFileError(f"{key} names no snapshot", key=key)
-    unknown = sorted(found.keys() - {"snapshot", "write_id", "deleted"})
+    unknown = sorted(found.keys() - {"snapshot", "write_id", "deleted", "key"})
     if unknown:
         raise UnsupportedFormatError(
             f"{key} has a member {unknown[0]!r} that this version does not know: it is damaged, or "
@@ -98,4 +113,9 @@ def decode(data: bytes, key: str) -> RefEntry:
     write_id, deleted = found.get("write_id"), found.get("deleted", False)
     if not (write_id is None or isinstance(write_id, str)) or not isinstance(deleted, bool):
         raise CorruptFileError(f"{key} has a member of a wrong type", key=key)
-    return RefEntry(snapshot=found["snapshot"], write_id=write_id, deleted=deleted)
+    place = found.get("key", key)
+    if place != key:
+        raise CorruptFileError(f"{key} is damaged: it is the file {place!r}", key=key)
+    return RefEntry(
+        snapshot=found["snapshot"], write_id=write_id, deleted=deleted, key=found.get("key")
+    )

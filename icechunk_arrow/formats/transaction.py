@@ -97,6 +97,8 @@ def _rows(log: TransactionLog) -> Iterator[dict[str, Any]]:
                 "properties": dict(facts.properties),
                 "total_parents": facts.total_parents,
                 "next_node_id": facts.next_node_id,
+                "branch": facts.branch,
+                "sequence": facts.sequence,
             },
             separators=(",", ":"),
         ),

@@ -12,12 +12,21 @@ import secrets
 from typing import TYPE_CHECKING
 
 import pytest
+from zarr import config
+from zarr.core import codec_pipeline
 
 from tests.conformance.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from icechunk_arrow import Session
+
+
+PIPELINES = ["BatchedCodecPipeline"]
+if hasattr(codec_pipeline, "FusedCodecPipeline"):
+    PIPELINES.append("FusedCodecPipeline")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,3 +63,24 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(url=str(tmp_path / "repository"))
     return Place(url=f"memory://{secrets.token_hex(8)}")
+
+
+@pytest.fixture(params=PIPELINES)
+def pipeline(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each codec pipeline that the installed zarr has."""
+    path = f"zarr.core.codec_pipeline.{request.param}"
+    with config.set({"codec_pipeline.path": path}):
+        yield request.param
+
+
+@pytest.fixture(params=["committed", "uncommitted"])
+def committed(request: pytest.FixtureRequest) -> bool:
+    """Whether a commit, and opening anew, comes before everything is read."""
+    return bool(request.param == "committed")
+
+
+@pytest.fixture
+def session(memory: Place) -> Session:
+    """A session in memory, of a repository where a few bytes stand in files already."""
+    memory.create(inline_chunk_threshold_bytes=16, packed_chunk_threshold_bytes=2000)
+    return memory.session()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 
@@ -29,24 +30,29 @@ ALONE = """
 import runpy, sys
 for name in ("icechunk_arrow", "zarr", *sys.argv.pop(1).split(",")):
     sys.modules[name] = None  # whoever imports it fails
-program, root = sys.argv[1:]
-sys.path.insert(0, program.rpartition("/")[0])
-sys.argv = [program, root]
+sys.path.insert(0, sys.argv.pop(1))  # where the program finds how coordinates are decoded
+program = sys.argv[1]
+del sys.argv[0]
 runpy.run_path(program, run_name="__main__")
 """
 SIZES = {"inline_chunk_threshold_bytes": 8, "packed_chunk_threshold_bytes": 64}
 
 
-def run_alone(program: str, root: Path, *, without: str) -> dict[str, Any]:
-    """Run a reader on a repository, and give what it printed."""
-    command = [sys.executable, "-I", "-c", ALONE, without, str(PROGRAMS / program), str(root)]
+def run_alone(program: str, *roots: Path, without: str) -> list[dict[str, Any]]:
+    """Run a reader on repositories, and give what it printed of each."""
+    tests = str(PROGRAMS.parent.parent.parent)
+    command = [sys.executable, "-I", "-c", ALONE, without, tests, str(PROGRAMS / program)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=300, check=False
+        [*command, *map(str, roots)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(roots) :]]
 
 
 def fill(place: Place, folder: Path, *, wide: bool) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def fill(place: Place, folder: Path, *, wide: bool) -> dict[str, Any]:
     rng = np.random.default_rng(5)
 
     def write(session: Session, name: str, *coord: int) -> None:
-        shape, chunks = shapes[name]
+        chunks = shapes[name][1]
         data = rng.integers(0, 255, chunks, dtype="u1")
         selection = tuple(slice(i * c, (i + 1) * c) for i, c in zip(coord, chunks, strict=True))
         zarr.open_array(session.store, path=name)[selection if coord else ...] = data
@@ -138,23 +144,30 @@ def refer(session: Session, folder: Path, chunks: dict[str, Any]) -> None:
         chunks[f"{row},{column}"] = content[offset : offset + 25].hex()
 
 
-@pytest.fixture(params=["narrow", "wide"])
-def wide(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "wide")
+@pytest.fixture
+def repositories(tmp_path: Path) -> dict[Path, dict[str, Any]]:
+    """A repository of narrow files and one with wide ones, with what there is to find."""
+    found = {}
+    for name in ("narrow", "wide"):
+        (tmp_path / name).mkdir()
+        root = tmp_path / name / "repository"
+        found[root] = fill(Place(url=str(root)), tmp_path / name, wide=name == "wide")
+    return found
 
 
-def test_pyarrow_alone_finds_every_chunk(tmp_path: Path, wide: bool) -> None:
+Repositories = dict[Path, dict[str, Any]]
+
+
+def test_pyarrow_alone_finds_every_chunk(repositories: Repositories) -> None:
     """Inline, packed, in a file of its own and virtual, of overwritten and deleted ones the last state."""
-    root = tmp_path / "repository"
-    expected = fill(Place(url=str(root)), tmp_path, wide=wide)
-    assert run_alone("with_pyarrow.py", root, without="duckdb,pyspark") == expected
+    for root, expected in repositories.items():
+        assert run_alone("with_pyarrow.py", root, without="duckdb,pyspark") == [expected]
 
 
-def test_duckdb_alone_finds_every_chunk(tmp_path: Path, wide: bool) -> None:
+def test_duckdb_alone_finds_every_chunk(repositories: Repositories) -> None:
     """The same by SQL, down to the bytes of the chunks."""
-    root = tmp_path / "repository"
-    expected = fill(Place(url=str(root)), tmp_path, wide=wide)
-    assert run_alone("with_duckdb.py", root, without="pyarrow,pyspark") == expected
+    for root, expected in repositories.items():
+        assert run_alone("with_duckdb.py", root, without="pyarrow,pyspark") == [expected]
 
 
 @pytest.fixture
@@ -165,11 +178,28 @@ def spark_is_there() -> None:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_is_there")
-def test_spark_alone_finds_every_chunk(tmp_path: Path, wide: bool) -> None:
+def test_spark_alone_finds_every_chunk(repositories: Repositories) -> None:
     """The same by Spark SQL and Spark's own readers."""
-    root = tmp_path / "repository"
-    expected = fill(Place(url=str(root)), tmp_path, wide=wide)
-    assert run_alone("with_spark.py", root, without="duckdb") == expected
+    found = run_alone("with_spark.py", *repositories, without="duckdb")
+    assert found == list(repositories.values())
+
+
+def test_what_the_readers_find_is_of_every_kind(repositories: Repositories) -> None:
+    """The repositories hold narrow and wide files, and inline, native and virtual refs."""
+    for root in repositories:
+        files = {kind: [pq.ParquetFile(f) for f in (root / kind).iterdir()] for kind in "si"}
+        wide = {
+            kind: {f.metadata.metadata[b"icechunk.width"] == b"wide" for f in opened}
+            for kind, opened in files.items()
+        }
+        assert (True in wide["s"]) == (True in wide["i"]) == (root.parent.name == "wide")
+        assert False in wide["i"]
+        flags = 0
+        for file in files["s"]:
+            for entries in file.read()["inventories"].to_pylist():
+                for entry in entries or ():
+                    flags |= entry["flags"]
+        assert flags & 15 == 15
 
 
 def test_the_readers_are_alone() -> None:

@@ -22,14 +22,14 @@ from zarr.testing.stateful import (
     ZarrStoreStateMachine,
 )
 
+from icechunk_arrow import IcechunkStore
 from icechunk_arrow.core.documents import decode_json, encode_document
 from tests.conformance.places import Place
 from tests.conformance.suite_replacements import array_document
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject
-
-    from icechunk_arrow import IcechunkStore
+    from zarr.abc.store import Store
 
 REPLACED = {
     "ZarrStoreStateMachine.set": "zarr writes any bytes under any key. Here the keys are those of a "
@@ -81,7 +81,8 @@ class Continued:
     def store(self) -> IcechunkStore:
         return self.place.session().store
 
-    def commit(self, store: IcechunkStore) -> IcechunkStore:
+    def commit(self, store: Store) -> IcechunkStore:
+        assert isinstance(store, IcechunkStore)
         session = store.session
         if session.has_uncommitted_changes:
             session.commit("a step")
@@ -166,7 +167,8 @@ class HierarchyMachine(ZarrHierarchyStateMachine):
     @rule()
     def reopen(self) -> None:
         """Nothing that is uncommitted is lost by a store of its own for the same session."""
-        self.store = type(self.store)(self.store.session)
+        assert isinstance(self.store, IcechunkStore)
+        self.store = IcechunkStore(self.store.session)
 
 
 BOUNDED = settings(

@@ -70,7 +70,7 @@ class CommittedStore(IcechunkStore):
 class Suite(StoreTests[IcechunkStore, cpu.Buffer]):
     """What both variants share. The tests are zarr's; see the table in suite_replacements."""
 
-    store_cls = IcechunkStore
+    store_cls: type[IcechunkStore] = IcechunkStore
     buffer_cls = cpu.Buffer
 
     async def set(self, store: IcechunkStore, key: str, value: Buffer) -> None:
@@ -132,7 +132,9 @@ class Suite(StoreTests[IcechunkStore, cpu.Buffer]):
 
     # -- rewritten
 
-    async def test_serializable_store(self, store: IcechunkStore, place: Place) -> None:
+    async def test_serializable_store(  # type: ignore[override] - a fixture more
+        self, store: IcechunkStore, place: Place
+    ) -> None:
         """A writable store refuses to be pickled and says why; a read-only one survives it."""
         with pytest.raises(ReadOnlyError, match="Commit first"):
             pickle.dumps(store)

@@ -67,11 +67,6 @@ def encoding() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["committed", "uncommitted"])
-def committed(request: pytest.FixtureRequest) -> bool:
-    return request.param == "committed"
-
-
 def write(place: Place, data: Any, *, commit: bool = True, **options: Any) -> Any:
     """Write a dataset; give the store to read it from."""
     session = place.session()
@@ -132,7 +127,9 @@ def test_writing_a_region(place: Place, committed: bool) -> None:
     """A region is overwritten, by slices and found by coordinates, and nothing beside it."""
     place.create()
     expected = dataset()[["temperature"]].drop_vars(["station", "run", "height"])
-    store = write(place, expected, commit=committed, encoding={"temperature": {"chunks": (2, 3, 5)}})
+    store = write(
+        place, expected, commit=committed, encoding={"temperature": {"chunks": (2, 3, 5)}}
+    )
     session = place.session() if committed else store.session
     part = expected.isel(time=slice(2, 4)) * 0 + 7
     part.drop_vars(["lat", "lon"]).to_zarr(
@@ -220,7 +217,9 @@ def test_consolidated_metadata_is_refused_with_the_reason(memory: Place) -> None
         "node_type": "group",
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
     }
-    with pytest.raises(InvalidInputError, match=r"consolidated_metadata.*one read.*consolidated=False"):
+    with pytest.raises(
+        InvalidInputError, match=r"consolidated_metadata.*one read.*consolidated=False"
+    ):
         store.set_sync("zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode()))
     dataset().to_zarr(store, consolidated=True, zarr_format=3)
     with pytest.raises(TypeError, match="doesn't support consolidated metadata"):

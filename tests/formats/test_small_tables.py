@@ -127,6 +127,8 @@ def test_a_log_is_one_row_per_operation() -> None:
         "properties": {"author": "Ann"},
         "total_parents": 0,
         "next_node_id": 3,
+        "branch": None,
+        "sequence": None,
     }
     assert (rows[3]["manifest"], rows[3]["extent"], rows[3]["chunk_count"]) == (
         f"{MANIFEST}.parquet",

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 import duckdb
-from coordinates import indexes
+
+from tests.conformance.foreign.coordinates import indexes
 
 NEWEST = """
 select content::json->>'snapshot' from read_text('{root}/refs/branch.main/*.json')

@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
-from coordinates import indexes
+
+from tests.conformance.foreign.coordinates import indexes
 
 MOST = 1 << 31
 

@@ -1,4 +1,5 @@
-"""Reads a repository with Spark alone, as schemas/README.md says; prints what it holds as JSON.
+"""Reads a repository with Spark alone, as schemas/README.md says; prints what it holds as JSON,
+one line for each repository.
 
 Everything is read by Spark's own readers: text, Parquet, and binaryFile for the bytes of chunks.
 """
@@ -9,16 +10,17 @@ import json
 import sys
 from typing import Any
 
-from coordinates import indexes
 from pyspark.sql import SparkSession
+
+from tests.conformance.foreign.coordinates import indexes
 
 NEWEST = """
 select get_json_object(value, '$.snapshot')
 from text.`{root}/refs/branch.main` order by _metadata.file_name limit 1"""
 
 NODES = """
-select id, path, array_metadata.shape as shape, inventories, decode(inline_attrs, 'UTF-8') as attributes,
-       attrs_reference.attrs_file as attrs_file
+select cast(id as bigint) as id, path, cast(array_metadata.shape as array<bigint>) as shape, inventories,
+       decode(inline_attrs, 'UTF-8') as attributes, attrs_reference.attrs_file as attrs_file
 from parquet.`{root}/s/{snapshot}.parquet`"""
 
 ENTRIES = """
@@ -33,7 +35,7 @@ where rows.array_id in (select array_id from entries where form = {form})"""
 BYTES = """
 select path, hex(coord), chunk_file, cast(`offset` as bigint), length,
        hex(case when inline_data is not null then inline_data
-                else substring(content, cast(`offset` + 1 as int), cast(length as int)) end)
+                else substring(content, try_cast(`offset` + 1 as int), try_cast(length as int)) end)
 from chunks left join files on files.name = chunks.chunk_file"""
 
 
@@ -41,10 +43,12 @@ def main(spark: Any, root: str) -> dict[str, Any]:
     snapshot = spark.sql(NEWEST.format(root=root)).first()[0]
     spark.sql(NODES.format(root=root, snapshot=snapshot)).createOrReplaceTempView("nodes")
     spark.sql(ENTRIES).createOrReplaceTempView("entries")
-    chunks = None
+    chunks: Any = None
     for (form,) in spark.sql("select distinct form from entries").collect():
         files = spark.sql(f"select distinct file from entries where form = {form}").collect()
-        spark.read.parquet(*(f"{root}/i/{name}" for (name,) in files)).createOrReplaceTempView("rows")
+        spark.read.parquet(*(f"{root}/i/{name}" for (name,) in files)).createOrReplaceTempView(
+            "rows"
+        )
         part = spark.sql(ROWS.format(form=form))
         chunks = part if chunks is None else chunks.union(part)
     chunks.createOrReplaceTempView("chunks")
@@ -58,7 +62,7 @@ def main(spark: Any, root: str) -> dict[str, Any]:
         "select content, case when path like '%/c/%' then element_at(split(path, '/'), -1)"
         " else regexp_replace(path, '^file:/+', 'file:///') end as name from blobs"
     ).createOrReplaceTempView("files")
-    attributes = {}
+    attributes: dict[tuple[str, int], str] = {}
     for (file,) in spark.sql(
         "select distinct attrs_file from nodes where attrs_file is not null"
     ).collect():
@@ -86,5 +90,6 @@ session = (
     .config("spark.sql.shuffle.partitions", "1")
     .getOrCreate()
 )
-print(json.dumps(main(session, sys.argv[1])))
+for place in sys.argv[1:]:
+    print(json.dumps(main(session, place)))
 session.stop()
