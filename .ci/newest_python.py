@@ -20,7 +20,9 @@ def main() -> None:
         if on_path is not None:
             found.setdefault((3, minor), on_path)
     for version, path in sorted(found.items(), reverse=True):
-        works = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
+        works = subprocess.run(
+            [path, "-c", "import venv, ensurepip"], capture_output=True, check=False
+        )
         if version > OLDEST and works.returncode == 0:
             print(path)
             return

@@ -20,16 +20,14 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_python_and_sql_blocks_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_and_sql_blocks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The Python blocks run one after the other, and the SQL answers on what they made."""
     place = str(tmp_path / "weather")
     scope: dict[str, Any] = {}
     for code in blocks("python"):
         exec(compile(code.replace("/tmp/weather", place), "README.md", "exec"), scope)
     [query] = blocks("sql")
-    rows = duckdb.sql(query.replace("/tmp/weather", place)).fetchall()
+    rows = duckdb.execute(query.replace("/tmp/weather", place)).fetchall()
 
     assert "['One day of temperatures', 'Repository created']" in capsys.readouterr().out
     assert sum(chunks for _, chunks, _ in rows) >= 24 * 2 * 4

@@ -18,7 +18,8 @@ from icechunk_arrow import (
     RebaseFailedError,
     Repository,
 )
-from tests.conformance.session_machine import ONE_CHUNK, SETTINGS, SessionMachine, full_key
+from tests.conformance.session_machine import SETTINGS, SessionMachine
+from tests.conformance.session_model import ONE_CHUNK, full_key
 
 if TYPE_CHECKING:
     from icechunk_arrow import Session

@@ -132,7 +132,7 @@ class Suite(StoreTests[IcechunkStore, cpu.Buffer]):
 
     # -- rewritten
 
-    async def test_serializable_store(  # type: ignore[override] - a fixture more
+    async def test_serializable_store(  # type: ignore[override]  # a fixture more
         self, store: IcechunkStore, place: Place
     ) -> None:
         """A writable store refuses to be pickled and says why; a read-only one survives it."""

@@ -280,7 +280,7 @@ def test_unequal_chunks(session: Session, memory: Place, committed: bool) -> Non
 
 def test_extension_members_survive(session: Session, memory: Place, committed: bool) -> None:
     """Members that nobody knows yet, and names written as bare strings, stay in the document."""
-    document = {
+    document: dict[str, Any] = {
         "zarr_format": 3,
         "node_type": "array",
         "shape": [2],

@@ -35,9 +35,7 @@ class Source:
         self.path.write_bytes(self.values.tobytes())
         self.url = f"file://{self.path}"
         self.prefix = f"file://{self.path.parent}/"
-        self.repo = Repository.create(
-            folder / "repo", authorize_virtual_chunk_access=[self.prefix]
-        )
+        self.repo = Repository.create(folder / "repo", authorize_virtual_chunk_access=[self.prefix])
         self.expected = self.values.transpose(0, 2, 1, 3).reshape(8, 8)
 
     def table(self, **columns: Any) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -154,8 +155,8 @@ def test_history_is_complete_beyond_what_a_snapshot_remembers(repo: Repository) 
     assert [info.id for info in history[:-1]] == made[::-1]
     assert [info.metadata["n"] for info in history[:-1]] == list(range(39, -1, -1))
     assert history[-1].parent_id is None
-    assert all(a.parent_id == b.id for a, b in zip(history, history[1:], strict=False))
-    assert all(a.written_at > b.written_at for a, b in zip(history, history[1:], strict=False))
+    assert all(a.parent_id == b.id for a, b in pairwise(history))
+    assert all(a.written_at > b.written_at for a, b in pairwise(history))
 
 
 def test_time_travel(repo: Repository) -> None:
@@ -219,7 +220,7 @@ def test_transactions_commit_on_a_clean_exit_only(repo: Repository) -> None:
     """The block's changes are committed when it ends well, and none of them when it raises."""
     with repo.transaction("main", message="good", metadata={"by": "test"}) as store:
         make_array(store, "good")
-    with pytest.raises(RuntimeError), repo.transaction("main", message="bad") as store:
+    with pytest.raises(RuntimeError), repo.transaction("main", message="bad") as store:  # noqa: PT012
         make_array(store, "bad")
         raise RuntimeError
 
