@@ -217,7 +217,7 @@ def settings_of(schema: dict[str, Any], settings: type[Any], key: str = "") -> l
     """Every setting with its schema, as (key, schema, class, name)."""
     found = []
     hints = typing.get_type_hints(settings)
-    for field in dataclasses.fields(settings):
+    for field in (f for f in dataclasses.fields(settings) if f.init):
         name = field.name.replace("_", "-")
         inner = schema["properties"][name]
         if dataclasses.is_dataclass(hints[field.name]):
@@ -225,7 +225,8 @@ def settings_of(schema: dict[str, Any], settings: type[Any], key: str = "") -> l
         else:
             found.append((f"{key}{name}", inner, settings, field.name))
     assert schema["properties"].keys() == {
-        field.name.replace("_", "-") for field in dataclasses.fields(settings)
+        field.name.replace("_", "-")
+        for field in (f for f in dataclasses.fields(settings) if f.init)
     }
     return found
 

@@ -11,7 +11,7 @@ import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -26,6 +26,9 @@ _MiB = 1 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryConfig:
     """Settings of a repository.
+
+    Given to ``Repository.create`` they are saved; given to ``Repository.open``, those that are named override
+    the saved ones.
 
     Parameters
     ----------
@@ -52,9 +55,24 @@ class RepositoryConfig:
     checksum_chunks: bool = False
     cache_bytes: int = 256 * _MiB
     storage: StorageSettings = field(default_factory=StorageSettings)
+    _given: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __new__(cls, **given: Any) -> Self:
+        """Remember which settings were named: only these override others."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "_given", frozenset(given))
+        return self
+
+    def gives(self, name: str) -> bool:
+        """Whether a setting was named, rather than left at its default."""
+        return name in self._given
+
+    def overridden_by(self, other: RepositoryConfig) -> RepositoryConfig:
+        """Give these settings, with those that the other names in their place."""
+        return dataclasses.replace(self, **{name: getattr(other, name) for name in other._given})
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
+        for each in _settings(self):
             value = getattr(self, each.name)
             if each.name.endswith("_bytes") and (
                 not isinstance(value, int) or isinstance(value, bool) or value < 0
@@ -99,6 +117,10 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _settings(value: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(each for each in dataclasses.fields(value) if each.init)
+
+
 _short_repr = reprlib.Repr()
 _short_repr.maxlevel = 2  # an alias can make a small file an endless value
 _repr = _short_repr.repr
@@ -111,7 +133,7 @@ def _short(key: Any) -> str:
 def _plain(value: Any) -> dict[str, Any]:
     return {
         _key(each.name): _plain(inner) if dataclasses.is_dataclass(inner) else inner
-        for each in dataclasses.fields(value)
+        for each in _settings(value)
         for inner in [getattr(value, each.name)]
     }
 
@@ -122,7 +144,7 @@ def _build(cls: type[Any], found: Any, where: str) -> Any:
         what = where or "the configuration"
         raise InvalidInputError(f"{what} must be a mapping, not {_repr(found)}")
     hints = typing.get_type_hints(cls)
-    names = {_key(each.name): each.name for each in dataclasses.fields(cls)}
+    names = {_key(each.name): each.name for each in _settings(cls)}
     values = {}
     for key, value in found.items():
         place = f"{where}.{_short(key)}" if where else _short(key)

@@ -162,7 +162,7 @@ def open_context(
     state_url: Place | None,
 ) -> Context:
     """Open a repository that exists."""
-    settings = None if config is None else config.storage
+    settings = config.storage if config is not None and config.gives("storage") else None
     if state_url is not None:
         url_of_state = _state_place(state_url)
         state_storage = open_storage(url_of_state, storage_options, settings=settings)
@@ -181,7 +181,7 @@ def open_context(
                 chosen = chosen.through(storage)
             return _context(storage, chosen, settled, allowed)
         storage, chosen = _by_state_file(storage, storage_options, settings, allowed)
-    settled = config or _config_of(storage) or RepositoryConfig()
+    settled = _settled(_config_of(storage), config)
     if settings is None and settled.storage != RepositoryConfig().storage:
         return open_context(url, storage_options, settled, allowed, state_url=state_url)
     return _context(storage, chosen, settled, allowed)
@@ -190,12 +190,16 @@ def open_context(
 def _by_branches(
     storage: Storage, config: RepositoryConfig | None
 ) -> tuple[SequenceCatalog, RepositoryConfig] | None:
-    """Open a repository with branch sequences, and its settings unless they are given."""
+    """Open a repository with branch sequences, and its settings."""
     catalog = SequenceCatalog(storage, new_id)
-    exists, saved = together(
-        storage, catalog.exists, lambda: None if config else _config_of(storage)
-    )
-    return (catalog, config or saved or RepositoryConfig()) if exists else None
+    exists, saved = together(storage, catalog.exists, lambda: _config_of(storage))
+    return (catalog, _settled(saved, config)) if exists else None
+
+
+def _settled(saved: RepositoryConfig | None, override: RepositoryConfig | None) -> RepositoryConfig:
+    """Lay what somebody gave over what is saved."""
+    settings = saved or RepositoryConfig()
+    return settings if override is None else settings.overridden_by(override)
 
 
 def _by_state_file(

@@ -52,7 +52,7 @@ def config_json_schema(settings: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(settings)
     meanings = _meanings(settings)
     properties = {}
-    for each in dataclasses.fields(settings):
+    for each in (each for each in dataclasses.fields(settings) if each.init):
         meaning = {"description": meanings[each.name]}
         wanted = hints[each.name]
         if dataclasses.is_dataclass(wanted):

@@ -87,6 +87,8 @@ class ArrayDelta:
 
     def add_table(self, table: pa.Table) -> None:
         """Lay many references over what was there."""
+        # first, so that a reader in another thread never sees less than what was there before
+        self.tables.append(table)
         if self.entries:
             column = one_array(table["coord"])
             staged = from_values(list(self.entries), CHUNK_SCHEMA.field("coord").type)
@@ -94,7 +96,6 @@ class ArrayDelta:
             for key, gone in zip(list(self.entries), covered.tolist(), strict=True):
                 if gone:
                     del self.entries[key]
-        self.tables.append(table)
 
     def shrink(self, counts: tuple[int, ...]) -> None:
         """Drop what lies outside a smaller grid, for ever."""

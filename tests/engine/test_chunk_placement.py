@@ -121,6 +121,9 @@ def test_settings_travel_with_the_repository(tmp_path: Path) -> None:
     other = Repository.open(tmp_path, config=RepositoryConfig(inline_chunk_threshold_bytes=9))
     assert other.config.inline_chunk_threshold_bytes == 9
     assert Repository.open(tmp_path).config.inline_chunk_threshold_bytes == 7
+    assert other.config == RepositoryConfig(inline_chunk_threshold_bytes=9)
+    partly = Repository.open(tmp_path, config=RepositoryConfig(cache_bytes=5)).config
+    assert (partly.inline_chunk_threshold_bytes, partly.cache_bytes) == (7, 5)
     other.save_config()
     assert Repository.open(tmp_path).config.inline_chunk_threshold_bytes == 9
     (tmp_path / "config.yaml").write_text(json.dumps({"inline-chunk-threshold-bytes": 11}))
