@@ -24,7 +24,7 @@ demo: $(READY) ## Set everything up and show the main job on a local disk
 	$(BIN)/python notebooks/demo.py
 
 test: $(READY) ## Set everything up and run all tests that need only Python and Java
-	$(BIN)/python -m pytest -m "not s3 and not storm" $(SUITES)
+	ICECHUNK_ARROW_REQUIRE=spark $(BIN)/python -m pytest -m "not s3 and not storm" $(SUITES)
 
 test-all: test ## All tests, on the oldest and the newest Python, with a real S3 server
 	ICECHUNK_ARROW_REQUIRE=s3 $(BIN)/python -m pytest -m "s3 or storm" $(SUITES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from tests.promises import required
 from tests.servers import ServerUnavailableError, s3_server
 
 if TYPE_CHECKING:
@@ -23,12 +23,11 @@ settings.load_profile("shared")
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running S3 server; where it cannot be had tests are skipped, unless CI requires it."""
-    required = "s3" in os.environ.get("ICECHUNK_ARROW_REQUIRE", "").split(",")
     try:
         with s3_server(tmp_path_factory.mktemp("s3")) as server:
             yield server
     except ServerUnavailableError as error:
-        if required:
+        if required("s3"):
             raise
         pytest.skip(str(error))
 

@@ -21,6 +21,7 @@ import pytest
 import zarr
 
 from tests.conformance.places import Place
+from tests.promises import required
 
 if TYPE_CHECKING:
     from icechunk_arrow import Session
@@ -173,6 +174,7 @@ def test_duckdb_alone_finds_every_chunk(repositories: Repositories) -> None:
 @pytest.fixture
 def spark_is_there() -> None:
     if importlib.util.find_spec("pyspark") is None:
+        assert not required("spark"), "pyspark is not installed, and this run promises Spark"
         pytest.skip("pyspark is not installed")
 
 

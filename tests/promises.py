@@ -1,0 +1,12 @@
+"""What a run promises to test: a skip for want of it is then an error."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["required"]
+
+
+def required(what: str) -> bool:
+    """Whether ``ICECHUNK_ARROW_REQUIRE`` names a thing: s3 or spark."""
+    return what in os.environ.get("ICECHUNK_ARROW_REQUIRE", "").split(",")
