@@ -23,7 +23,7 @@ def _repo(path: str, *, create: bool = False, split: int = 0) -> icechunk.Reposi
     container = icechunk.VirtualChunkContainer("s3://bucket/", icechunk.s3_store(region="here"))
     config.set_virtual_chunk_container(container)
     if split:
-        every = {icechunk.ManifestSplitDimCondition.Any(): split}
+        every = {icechunk.ManifestSplitDimCondition.Axis(0): split}
         cut = {icechunk.ManifestSplitCondition.AnyArray(): every}
         config.manifest = icechunk.ManifestConfig(
             splitting=icechunk.ManifestSplittingConfig.from_dict(cut)

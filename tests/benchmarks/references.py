@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["references"]
 
 _FLOOR = "floor: one Parquet file"
-_ICECHUNKS = {"icechunk": 0, "icechunk, split": 100_000}
-"""As it comes, and told to cut manifests at so many references."""
+_ICECHUNKS = {"icechunk": 0, "icechunk, split": 100_000 // COLUMNS}
+"""As it comes, and told to cut manifests at so many rows: at 100,000 references."""
 
 
 def _table(**box: int) -> pa.Table:
