@@ -42,6 +42,7 @@ QUICK = StorageSettings(retry_tries=3, retry_backoff_seconds=0.01, timeout_secon
 
 @pytest.fixture
 def server() -> Iterator[FakeS3]:
+    s3_module._proven.clear()  # a port may come back, with a server of other manners behind it
     with fake_s3() as state:
         yield state
 
