@@ -105,11 +105,11 @@ def _extents(delta: Delta, ndim: int) -> tuple[Extent | None, Extent | None, Ext
     return (
         None if written is None else extent_of(written, ndim),
         extent_of(delta.deleted, ndim) if len(delta.deleted) else None,
-        None if delta.kept is None else tuple((0, stop) for stop in delta.kept),
+        delta.kept_extent,
     )
 
 
-def plan_reading(base: Snapshot, changes: Changes, *, merge: bool = True) -> Reading:
+def plan_reading(base: Snapshot, changes: Changes) -> Reading:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
     _, removed = _touched(base, changes)
     losing: set[str] = set()
@@ -131,10 +131,8 @@ def plan_reading(base: Snapshot, changes: Changes, *, merge: bool = True) -> Rea
                 covered.setdefault(entry.manifest, set()).add(node_id)
     tenants = structure.tenants(base, losing)
     dropped = {name for name in losing if covered.get(name, set()) >= tenants[name]}
-    groups: list[list[str]] = []
-    if merge:
-        counts = structure.manifest_row_counts(base)
-        groups = merge_groups({n: c for n, c in counts.items() if n not in dropped})
+    counts = structure.manifest_row_counts(base)
+    groups = merge_groups({n: c for n, c in counts.items() if n not in dropped})
     merged = {name for group in groups for name in group}
     single = [(name,) for name in sorted(losing - dropped - merged)]
     return Reading(units=(*map(tuple, groups), *single), dropped=frozenset(dropped))
@@ -239,8 +237,7 @@ def _gone(base: Snapshot, changes: Changes) -> dict[int, tuple[pa.Array, Extent 
     for node_id, delta in changes.deltas.items():
         if node_id in base.rows_by_id:
             written = one_array(delta.written["coord"])
-            kept = None if delta.kept is None else tuple((0, stop) for stop in delta.kept)
-            found[node_id] = (pa.concat_arrays([written, delta.deleted]), kept)
+            found[node_id] = (pa.concat_arrays([written, delta.deleted]), delta.kept_extent)
     return found
 
 

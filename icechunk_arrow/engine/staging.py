@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.grid import Grid
     from icechunk_arrow.core.log import BulkWrite, ChunkChanges
     from icechunk_arrow.core.snapshot import Snapshot
@@ -58,6 +59,11 @@ class Delta:
     """Encoded coordinates of chunks that go, sorted."""
     kept: tuple[int, ...] | None
     """Chunks of the base outside this many along each dimension go."""
+
+    @property
+    def kept_extent(self) -> Extent | None:
+        """The extent outside which chunks of the base go."""
+        return None if self.kept is None else tuple((0, stop) for stop in self.kept)
 
 
 @dataclass(kw_only=True, eq=False)
