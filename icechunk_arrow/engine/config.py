@@ -6,8 +6,6 @@ Specification: schemas/README.md#configuration
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
@@ -15,6 +13,8 @@ from typing import Any, Self
 
 import yaml
 
+from icechunk_arrow.core.manifest_settings import ManifestSettings
+from icechunk_arrow.core.plain_settings import known_members, shown
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.storage.settings import StorageSettings
 
@@ -44,6 +44,8 @@ class RepositoryConfig:
         Store a CRC-32C with every native chunk, and check it when the chunk is read.
     cache_bytes
         How much of structure files and manifests is kept in memory.
+    chunk_manifests
+        How references are arranged in manifests, and which manifests are loaded ahead.
     storage
         How the storage is used: durability, tries, time-outs.
     """
@@ -54,6 +56,7 @@ class RepositoryConfig:
     chunk_file_size_bytes: int = 64 * _MiB
     checksum_chunks: bool = False
     cache_bytes: int = 256 * _MiB
+    chunk_manifests: ManifestSettings = field(default_factory=ManifestSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     _given: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -68,8 +71,15 @@ class RepositoryConfig:
         return name in self._given
 
     def overridden_by(self, other: RepositoryConfig) -> RepositoryConfig:
-        """Give these settings, with those that the other names in their place."""
-        return dataclasses.replace(self, **{name: getattr(other, name) for name in other._given})
+        """Give these settings, with those that the other names in their place.
+
+        Of ``chunk_manifests`` the parts that it names are taken: sets, rules, preload.
+        """
+        named = {name: getattr(other, name) for name in other._given}
+        if "chunk_manifests" in named:
+            manifests = self.chunk_manifests.overridden_by(other.chunk_manifests)
+            named["chunk_manifests"] = manifests
+        return dataclasses.replace(self, **named)
 
     def __post_init__(self) -> None:
         for each in _settings(self):
@@ -80,6 +90,11 @@ class RepositoryConfig:
                 raise InvalidInputError(
                     f"{_key(each.name)} must be a number of bytes from 0, not {value!r}"
                 )
+        if not isinstance(self.chunk_manifests, ManifestSettings):
+            raise InvalidInputError(
+                f"chunk_manifests must be a ManifestSettings, not {shown(self.chunk_manifests)}; "
+                "ManifestSettings.from_plain makes one of a mapping"
+            )
         if self.inline_chunk_threshold_bytes > _MiB:
             raise InvalidInputError(
                 f"inline-chunk-threshold-bytes is {self.inline_chunk_threshold_bytes}: chunks above "
@@ -121,38 +136,27 @@ def _settings(value: Any) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(each for each in dataclasses.fields(value) if each.init)
 
 
-_short_repr = reprlib.Repr()
-_short_repr.maxlevel = 2  # an alias can make a small file an endless value
-_repr = _short_repr.repr
-
-
-def _short(key: Any) -> str:
-    return key[:100] if isinstance(key, str) else _repr(key)
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {
-        _key(each.name): _plain(inner) if dataclasses.is_dataclass(inner) else inner
-        for each in _settings(value)
-        for inner in [getattr(value, each.name)]
-    }
+def _plain(value: Any) -> Any:
+    """Write a setting as YAML has it; a class with a plain form of its own writes itself."""
+    if hasattr(value, "to_plain"):
+        return value.to_plain()
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {_key(each.name): _plain(getattr(value, each.name)) for each in _settings(value)}
 
 
 def _build(cls: type[Any], found: Any, where: str) -> Any:
     """Make a settings object from a mapping, naming the key of whatever is wrong."""
-    if not isinstance(found, dict):
-        what = where or "the configuration"
-        raise InvalidInputError(f"{what} must be a mapping, not {_repr(found)}")
-    hints = typing.get_type_hints(cls)
     names = {_key(each.name): each.name for each in _settings(cls)}
+    members = known_members(found, names, where)
+    hints = typing.get_type_hints(cls)
     values = {}
-    for key, value in found.items():
-        place = f"{where}.{_short(key)}" if where else _short(key)
-        if key not in names:
-            near = difflib.get_close_matches(_short(key), names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
-            raise InvalidInputError(f"unknown configuration key {place!r}; {hint}")
+    for key, value in members.items():
+        place = f"{where}.{key}" if where else key
         wanted = hints[names[key]]
+        if hasattr(wanted, "from_plain"):
+            values[names[key]] = wanted.from_plain(value)
+            continue
         if dataclasses.is_dataclass(wanted):
             values[names[key]] = _build(typing.cast("type[Any]", wanted), value, place)
             continue
@@ -161,6 +165,6 @@ def _build(cls: type[Any], found: Any, where: str) -> Any:
             allowed = (*allowed, int)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             words = " or ".join(t.__name__ for t in allowed)
-            raise InvalidInputError(f"{place} must be of type {words}, not {_repr(value)}")
+            raise InvalidInputError(f"{place} must be of type {words}, not {shown(value)}")
         values[names[key]] = value
     return cls(**values)

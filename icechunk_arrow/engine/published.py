@@ -16,6 +16,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from icechunk_arrow.core.manifest_settings import (
+    ManifestPreload,
+    ManifestRule,
+    ManifestSet,
+    ManifestSettings,
+)
+from icechunk_arrow.core.path_patterns import LONGEST_PATTERN
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.formats import published as published_formats
 
@@ -55,7 +62,9 @@ def config_json_schema(settings: type[Any]) -> dict[str, Any]:
     for each in (each for each in dataclasses.fields(settings) if each.init):
         meaning = {"description": meanings[each.name]}
         wanted = hints[each.name]
-        if dataclasses.is_dataclass(wanted):
+        if wanted is ManifestSettings:
+            schema = {**_manifests_schema(), **meaning}
+        elif dataclasses.is_dataclass(wanted):
             schema = {**config_json_schema(typing.cast("type[Any]", wanted)), **meaning}
         else:
             sizes = {"minimum": 0} if each.name.endswith("_bytes") else {}
@@ -63,6 +72,72 @@ def config_json_schema(settings: type[Any]) -> dict[str, Any]:
             schema = {"type": _json_type(wanted), **limits, "default": each.default, **meaning}
         properties[each.name.replace("_", "-")] = schema
     return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _manifests_schema() -> dict[str, Any]:
+    """The schema of ``chunk-manifests``, whose plain form is not that of its classes."""
+    parts, preload = _meanings(ManifestSettings), _meanings(ManifestPreload)
+    default = ManifestSettings().to_plain()
+    pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_PATTERN}
+    positive = {"type": ["integer", "null"], "minimum": 1}
+    number = {"type": "integer", "minimum": 0}
+    end = {"type": ["integer", "null"], "minimum": 0}
+    span = {"type": ["array", "null"], "prefixItems": [end, end], "minItems": 2, "maxItems": 2}
+    a_set = _object(
+        _meanings(ManifestSet),
+        max_manifest_size=positive,
+        arrays_per_manifest=positive,
+        cardinality=positive,
+        overflow_to={"type": ["string", "null"]},
+        split_along={"type": ["integer", "string", "null"], "minimum": 0, "minLength": 1},
+    )
+    other = {**positive, "description": "Another word for arrays-per-manifest."}
+    a_set["properties"]["max-arrays-per-manifest"] = other
+    a_rule = _object(
+        _meanings(ManifestRule),
+        target={"type": "string"},
+        path={**pattern, "type": ["string", "null"]},
+        metadata_chunks=span,
+        initialized_chunks=span,
+    )
+    named_set = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "propertyNames": {"minLength": 1, "maxLength": 100},
+        "additionalProperties": {**a_set, "type": ["object", "null"]},
+    }
+    one_path = _object({"path": preload["arrays"]}, path=pattern)
+    a_preload = _object(
+        preload,
+        max_manifest_size=number,
+        max_manifests=number,
+        arrays={"type": "array", "items": {**one_path, "required": ["path"]}},
+    )
+    found = _object(
+        parts,
+        sets={"type": "array", "items": named_set},
+        rules={"type": "array", "items": {**a_rule, "required": ["target"]}},
+        preload={**a_preload, "type": ["object", "null"]},
+    )
+    for name, schema in found["properties"].items():
+        schema["default"] = default[name]
+    return {**found, "type": ["object", "null"]}
+
+
+def _object(meanings: dict[str, str], **members: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a mapping that takes no other keys."""
+    properties = {
+        name.replace("_", "-"): {**schema, "description": _in_yaml(meanings[name])}
+        for name, schema in members.items()
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _in_yaml(meaning: str) -> str:
+    """Say it in the words of the file."""
+    keyed = re.sub(r"``\w+``", lambda found: found[0].replace("_", "-"), meaning)
+    return keyed.replace("None", "null")
 
 
 def _json_type(wanted: Any) -> str | list[str]:
