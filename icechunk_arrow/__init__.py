@@ -10,9 +10,17 @@ from icechunk_arrow.core.conflict import (
     ConflictType,
     VersionSelection,
 )
+from icechunk_arrow.core.manifest_settings import (
+    ManifestPreload,
+    ManifestRule,
+    ManifestSet,
+    ManifestSettings,
+)
 from icechunk_arrow.core.snapshot import SnapshotInfo
+from icechunk_arrow.engine.compaction import ChunkCompaction
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.engine.diff import Diff
+from icechunk_arrow.engine.rewriting import ManifestRewrite
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -45,6 +53,7 @@ except PackageNotFoundError:  # a plain checkout
 __all__ = [
     "AlreadyExistsError",
     "BasicConflictSolver",
+    "ChunkCompaction",
     "Conflict",
     "ConflictDetector",
     "ConflictError",
@@ -56,6 +65,11 @@ __all__ = [
     "IcechunkArrowError",
     "IcechunkStore",
     "InvalidInputError",
+    "ManifestPreload",
+    "ManifestRewrite",
+    "ManifestRule",
+    "ManifestSet",
+    "ManifestSettings",
     "NodeNotFoundError",
     "NotAuthorizedError",
     "NotFoundError",

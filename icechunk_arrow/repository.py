@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine import opening
+from icechunk_arrow.engine.commit import check_message
+from icechunk_arrow.engine.compaction import compact_chunks
 from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
+from icechunk_arrow.engine.rewriting import rewrite_manifests
 from icechunk_arrow.engine.timetravel import resolve, tip_to_read
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.session import Session
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.conflict import ConflictSolver
     from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.engine.compaction import ChunkCompaction
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.rewriting import ManifestRewrite
     from icechunk_arrow.zarr import IcechunkStore
 
     Place = str | os.PathLike[str]
@@ -247,6 +252,58 @@ class Repository:
         session = self.writable_session(branch)
         yield session.store
         session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
+
+    # -- housekeeping
+
+    def rewrite_manifests(
+        self,
+        branch: str,
+        message: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> ManifestRewrite:
+        """Arrange a branch's chunk references as the settings want it now, as one commit.
+
+        Manifests that are as they should be stay. With ``dry_run`` nothing is written, and the answer says
+        what would be. A commit that others make meanwhile is no hindrance.
+        """
+        self._context.storage.require_writable()
+        check_message(message, metadata)
+        return rewrite_manifests(
+            self._context, branch, message, properties=metadata or {}, dry_run=dry_run
+        )
+
+    def compact_chunks(
+        self,
+        branch: str,
+        message: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        smaller_than_bytes: int | None = None,
+        dry_run: bool = False,
+    ) -> ChunkCompaction:
+        """Gather a branch's small chunk files into larger ones, as one commit.
+
+        Files of chunks below ``packed-chunk-threshold-bytes`` are gathered where less than
+        ``smaller_than_bytes`` (an eighth of ``chunk-file-size-bytes``) of them is in use. The old files stay
+        for older snapshots. A chunk that others write meanwhile stays theirs. With ``dry_run`` nothing is
+        written, and the answer says what would be.
+
+        Raises
+        ------
+        RebaseFailedError
+            Somebody changed the metadata of an array meanwhile; try again.
+        """
+        session = self.writable_session(branch)
+        return compact_chunks(
+            self._context,
+            session,
+            message,
+            properties=metadata or {},
+            smaller_than_bytes=smaller_than_bytes,
+            dry_run=dry_run,
+        )
 
     # -- publishing
 

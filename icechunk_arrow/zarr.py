@@ -2,6 +2,7 @@
 
 The only asynchronous code of the package. What is at hand (memory, local disk, small things) is answered on
 the spot; everything else runs in a pool of threads, so that many requests to an object store are in flight.
+What one turn of the event loop asks for there is one moment: neighbours in a file come with one request.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +23,19 @@ from zarr.abc.store import (
     Store,
     SuffixByteRequest,
 )
-from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.engine.joining import Moment
 from icechunk_arrow.engine.keyspace import Keyspace
-from icechunk_arrow.engine.virtual import check_location
+from icechunk_arrow.engine.listing import BATCH_ROWS
+from icechunk_arrow.engine.virtual import check_location, is_far
 from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError, ReadOnlyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
     from datetime import datetime
 
     import numpy.typing as npt
@@ -106,7 +112,10 @@ class IcechunkStore(Store):
         storage = session._context.storage  # noqa: SLF001 -- the store is the session's other face
         self._fast = storage.capabilities.fast
         self._settings = session.config
+        access = session._context.access  # noqa: SLF001
+        self._sync = self._fast and not any(map(is_far, access.prefixes))
         self._pool: ThreadPoolExecutor | None = None
+        self._moments: WeakKeyDictionary[asyncio.AbstractEventLoop, Moment] = WeakKeyDictionary()
 
     @property
     def session(self) -> BaseSession:
@@ -157,8 +166,8 @@ class IcechunkStore(Store):
 
     @property
     def _supports_sync_io(self) -> bool:
-        """Whether zarr should call the synchronous methods: not where each call is a request."""
-        return self._fast
+        """Whether zarr should call the synchronous methods: not where each call may be a request."""
+        return self._sync
 
     def get_sync(
         self,
@@ -184,21 +193,27 @@ class IcechunkStore(Store):
         self._check_writable()
         self._keys.delete(key)
 
-    def _payload(self, value: Buffer) -> memoryview:
-        if not isinstance(value, Buffer):
+    def _payload(self, value: Buffer) -> bytes | memoryview:
+        if type(value) is not cpu.Buffer and not isinstance(value, Buffer):
             raise TypeError(
                 f"{type(self).__name__}.set(): `value` must be a Buffer instance. Got an instance of "
                 f"{type(value)} instead."
             )
+        if len(value) <= _SMALL_BYTES:  # kept or written at once: a copy is cheaper than a view
+            return value.to_bytes()
         return np.ascontiguousarray(value.as_numpy_array()).view(np.uint8).data
 
     # -- asynchronous protocol
 
     async def _elsewhere(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._submit(function, *args))
+
+    def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Have a function run in another thread."""
         if self._pool is None:
             workers = self._settings.storage.max_concurrency
             self._pool = ThreadPoolExecutor(workers, "icechunk_arrow")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        return self._pool.submit(function, *args)
 
     async def get(
         self,
@@ -211,19 +226,37 @@ class IcechunkStore(Store):
             await self._open()
         bounds = _bounds(byte_range)
         if not self._fast:
-            return await self._elsewhere(self._get_remote, key, prototype, bounds)
-        found = self._keys.find(key)
+            data = await self._ask(partial(self._keys.find, key), bounds)
+            return None if data is None else _buffer(prototype, data)
+        found: Found | None = self._keys.find(key)
         if found is None:
             return None
+        if not self._sync and _is_elsewhere(found):
+            data = await self._ask(lambda: found, bounds)
+            assert data is not None
+            return _buffer(prototype, data)
         if found[1] <= _SMALL_BYTES:
             return _buffer(prototype, self._keys.read(found, bounds))
         return _buffer(prototype, await self._elsewhere(self._keys.read, found, bounds))
 
-    def _get_remote(
-        self, key: str, prototype: BufferPrototype, bounds: Callable[[int], tuple[int, int]]
-    ) -> Buffer | None:
-        found: Found | None = self._keys.find(key)
-        return None if found is None else _buffer(prototype, self._keys.read(found, bounds))
+    async def _ask(
+        self, look: Callable[[], Found | None], bounds: Callable[[int], tuple[int, int]]
+    ) -> bytes | memoryview | None:
+        """Read together with everything else that this turn of the event loop asks for."""
+        loop = asyncio.get_running_loop()
+        moment = self._moments.get(loop)
+        if moment is None:
+
+            def later(seconds: float, then: Callable[[], None]) -> None:
+                loop.call_soon_threadsafe(loop.call_later, seconds, then)
+
+            moment = Moment(self._keys.read_part, self._submit, later)
+            self._moments[loop] = moment
+            loop.call_soon(self._begin, loop)
+        return await asyncio.wrap_future(moment.ask(look, bounds))
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._moments.pop(loop).start()
 
     async def get_partial_values(
         self,
@@ -281,15 +314,30 @@ class IcechunkStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Give all keys that begin with a prefix."""
-        keys = self._keys.list_keys(prefix)
-        while batch := await self._elsewhere(_some, keys):
-            for key in batch:
-                yield key
+        async for key in self._streamed(self._keys.list_keys(prefix)):
+            yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Give the names directly below a folder."""
-        for name in await self._elsewhere(lambda: list(self._keys.list_folder(prefix))):
+        async for name in self._streamed(self._keys.list_folder(prefix)):
             yield name
+
+    async def _streamed(self, names: Iterator[str]) -> AsyncIterator[str]:
+        while batch := await self._elsewhere(_some, names):
+            for name in batch:
+                yield name
+
+    async def array_chunk_iterator(
+        self, array_path: str, batch_size: int = BATCH_ROWS
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Give where all chunks of an array are, committed or not, in batches of at most so many rows.
+
+        The columns are those of ``session.chunk_references``, in no promised order of rows.
+        """
+        path = "/" + array_path.strip("/")
+        batches = await self._elsewhere(self._session.chunk_references, path, batch_size)
+        while (batch := await self._elsewhere(next, batches, None)) is not None:
+            yield batch
 
     async def is_empty(self, prefix: str) -> bool:
         """Whether there is nothing below a folder."""
@@ -423,6 +471,12 @@ def _check_range(offset: int, length: int) -> None:
 def _buffer(prototype: BufferPrototype | None, data: bytes | memoryview) -> Buffer:
     chosen = default_buffer_prototype() if prototype is None else prototype
     return chosen.buffer.from_bytes(data)
+
+
+def _is_elsewhere(found: Found) -> bool:
+    """Whether bytes stand in a file that is a request away."""
+    content = found[0]
+    return isinstance(content, ChunkRef) and content.file is not None and is_far(content.file)
 
 
 def _some(keys: Iterator[str], count: int = 1000) -> list[str]:

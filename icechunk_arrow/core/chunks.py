@@ -7,6 +7,7 @@ differences. One reference as an object (:class:`ChunkRef`) exists only at the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,17 +20,20 @@ from icechunk_arrow.core.columns import (
     from_numpy,
     from_values,
     indices,
+    offsets_and_data,
+    one_array,
     to_numpy,
     validity,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
 __all__ = [
     "CHUNK_SCHEMA",
+    "CODED_SCHEMA",
     "DENSE",
     "HAS_CHECKS",
     "HAS_CRC",
@@ -37,21 +41,25 @@ __all__ = [
     "HAS_NATIVE",
     "HAS_VIRTUAL",
     "WIDE",
+    "ArrayRuns",
     "ChunkRef",
     "Extent",
     "chunk_table",
     "concat_sorted",
     "content_flags",
+    "describe_arrays",
     "extent_of",
     "form_flags",
     "is_sorted",
     "is_virtual",
     "keep_rows",
     "member_mask",
+    "rows_of_refs",
     "sort_rows",
     "table_of_refs",
     "volume",
     "with_array_id",
+    "with_coded_files",
 ]
 
 Extent = tuple[tuple[int, int], ...]
@@ -74,6 +82,17 @@ CHUNK_SCHEMA = pa.schema(
     ]
 )
 """References in memory, sorted by (array_id, coord); every column is there, null where unused."""
+
+_FILE = CHUNK_SCHEMA.get_field_index("chunk_file")
+CODED_SCHEMA = CHUNK_SCHEMA.set(
+    _FILE, pa.field("chunk_file", pa.dictionary(pa.int32(), pa.string()))
+)
+"""The same with each file's name only once: smaller, and cheaper to take rows of, to write and to read."""
+
+_NATIVE_NAME = 20
+"""A native file's name has so many characters. A virtual one's always has one of these:"""
+_VIRTUAL_MARKS = (b":", b"/")
+_FEW_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +123,57 @@ def is_virtual(file: str) -> bool:
 
 
 def chunk_table(columns: Mapping[str, pa.Array], count: int) -> pa.Table:
-    """Make a table of references; columns that are not given are null."""
+    """Make a table of references, coded if its files are; columns that are not given are null."""
+    files = columns.get("chunk_file")
+    coded = files is not None and pa.types.is_dictionary(files.type)
+    schema = CODED_SCHEMA if coded else CHUNK_SCHEMA
     arrays = [
         columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-        for field in CHUNK_SCHEMA
+        for field in schema
     ]
-    return pa.Table.from_arrays(arrays, schema=CHUNK_SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def with_coded_files(table: pa.Table) -> pa.Table:
+    """Bring a table of references into the form of :data:`CODED_SCHEMA`, all of it with the same codes."""
+    files = table["chunk_file"]
+    if not table.schema.equals(CODED_SCHEMA):
+        return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.dictionary_encode())
+    places = [[b and b.address for b in part.dictionary.buffers()] for part in files.chunks]
+    if all(place == places[0] for place in places):
+        return table
+    return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.unify_dictionaries())
 
 
 def table_of_refs(array_id: int, refs: Mapping[bytes, ChunkRef]) -> pa.Table:
     """Put single references of one array into a sorted table."""
     keys = sorted(refs)
-    ordered = [refs[key] for key in keys]
-    count = len(keys)
-    inline = np.fromiter((ref.inline is not None for ref in ordered), np.bool_, count)
+    return rows_of_refs([(array_id, key) for key in keys], [refs[key] for key in keys])
+
+
+def rows_of_refs(places: Sequence[tuple[int, bytes]], refs: Sequence[ChunkRef]) -> pa.Table:
+    """Put single references into a table; places are array ids and coordinates, in order."""
+    count = len(places)
+    inline = np.fromiter((ref.inline is not None for ref in refs), np.bool_, count)
     columns: dict[str, pa.Array] = {
-        "array_id": from_numpy(np.full(count, array_id, np.uint32), pa.uint32()),
-        "coord": from_values(keys, pa.binary()),
-        "chunk_file": from_values([ref.file for ref in ordered], pa.string()),
+        "array_id": from_numpy(
+            np.fromiter((array_id for array_id, _ in places), np.uint32, count), pa.uint32()
+        ),
+        "coord": from_values([coord for _, coord in places], pa.binary()),
+        "chunk_file": from_values([ref.file for ref in refs], pa.string()),
         "offset": from_numpy(
-            np.fromiter((ref.offset for ref in ordered), np.uint64, count), pa.uint64(), ~inline
+            np.fromiter((ref.offset for ref in refs), np.uint64, count), pa.uint64(), ~inline
         ),
         "length": from_numpy(
-            np.fromiter((ref.length for ref in ordered), np.uint64, count), pa.uint64()
+            np.fromiter((ref.length for ref in refs), np.uint64, count), pa.uint64()
         ),
     }
     if inline.any():
-        columns["inline_data"] = from_values([ref.inline for ref in ordered], pa.binary())
+        columns["inline_data"] = from_values([ref.inline for ref in refs], pa.binary())
     optional: tuple[tuple[str, list[Any]], ...] = (
-        ("etag", [ref.etag for ref in ordered]),
-        ("last_modified", [ref.last_modified for ref in ordered]),
-        ("crc32c", [ref.crc32c for ref in ordered]),
+        ("etag", [ref.etag for ref in refs]),
+        ("last_modified", [ref.last_modified for ref in refs]),
+        ("crc32c", [ref.crc32c for ref in refs]),
     )
     for name, values in optional:
         if any(value is not None for value in values):
@@ -153,27 +192,37 @@ def is_sorted(table: pa.Table) -> bool:
     if table.num_rows < 2:
         return True
     ids = to_numpy(table["array_id"])
-    coord = table["coord"].combine_chunks()
-    if isinstance(coord, pa.ChunkedArray):
-        coord = pa.concat_arrays(coord.chunks)
-    rising = pc.less(coord.slice(0, len(coord) - 1), coord.slice(1))
-    return bool(((ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & to_numpy(rising))).all())
+    coord = one_array(table["coord"])
+    rising = to_numpy(pc.less(coord.slice(0, len(coord) - 1), coord.slice(1)))
+    if ids[0] == ids[-1]:
+        return bool(rising.all()) and bool((ids == ids[0]).all())
+    return bool(((ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & rising)).all())
 
 
 def sort_rows(table: pa.Table) -> pa.Table:
     """Order rows by (array_id, coord)."""
     if is_sorted(table):
         return table
-    order = pc.sort_indices(table, [("array_id", "ascending"), ("coord", "ascending")])
-    return table.take(order)
+    words = coords.as_words(one_array(table["coord"]))
+    if words is None:
+        order = pc.sort_indices(table, [("array_id", "ascending"), ("coord", "ascending")])
+        return table.take(order)
+    ids = to_numpy(table["array_id"])
+    one = bool((ids == ids[0]).all())
+    # stable, because that is quick where sorted parts follow one another
+    order = np.argsort(words, kind="stable") if one else np.lexsort((words, ids))
+    return table.take(indices(order))
 
 
 def concat_sorted(tables: list[pa.Table]) -> pa.Table:
-    """Unite tables of references that have no row in common, in order."""
+    """Unite tables of references that have no row in common, in order; coded if one of them is."""
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
         return full[0]
-    return sort_rows(pa.concat_tables(full)) if full else empty_table(CHUNK_SCHEMA)
+    if any(table.schema.equals(CODED_SCHEMA) for table in full):
+        full = [with_coded_files(table) for table in full]
+        return sort_rows(pa.concat_tables(full).unify_dictionaries().combine_chunks())
+    return sort_rows(pa.concat_tables(full).combine_chunks()) if full else empty_table(CHUNK_SCHEMA)
 
 
 def member_mask(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -183,7 +232,14 @@ def member_mask(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> npt.NDA
 
 def keep_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     """Rows where the mask is True, in their order."""
-    return table if mask.all() else table.take(indices(np.flatnonzero(mask)))
+    if mask.all():
+        return table
+    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    if len(edges) > 2 * _FEW_PARTS:
+        return table.take(indices(np.flatnonzero(mask)))
+    bounds = [0, *edges.tolist(), len(mask)]
+    parts = [table.slice(a, b - a) for a, b in pairwise(bounds) if a < b and mask[a]]
+    return pa.concat_tables(parts) if parts else table.slice(0, 0)
 
 
 def volume(extent: Extent) -> int:
@@ -201,15 +257,50 @@ def extent_of(coord: pa.Array, ndim: int) -> Extent:
     return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
 
 
+def _kinds_of_names(names: pa.Array) -> npt.NDArray[np.uint8]:
+    """Tell of each file's name whether it is native or virtual, as its flag; 0 where it is null."""
+    offsets, data = offsets_and_data(names)
+    lengths = np.diff(offsets)
+    kinds = np.where(lengths == _NATIVE_NAME, np.uint8(HAS_NATIVE), np.uint8(HAS_VIRTUAL))
+    short = np.flatnonzero(lengths == _NATIVE_NAME)
+    if len(short) == len(lengths):
+        letters = data[offsets[0] : offsets[-1]].reshape(-1, _NATIVE_NAME)
+    else:
+        letters = data[offsets[short].astype(np.int64)[:, None] + np.arange(_NATIVE_NAME)]
+    text = letters.tobytes()
+    if any(mark in text for mark in _VIRTUAL_MARKS):
+        marked = np.isin(letters, np.frombuffer(b"".join(_VIRTUAL_MARKS), np.uint8)).any(axis=1)
+        kinds[short[marked]] = HAS_VIRTUAL
+    if names.null_count:
+        kinds[~validity(names)] = 0
+    return kinds
+
+
+def _kinds_of_files(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
+    parts = []
+    for part in column.chunks:
+        if not pa.types.is_dictionary(part.type):
+            parts.append(_kinds_of_names(part))
+            continue
+        known = _kinds_of_names(part.dictionary)
+        kinds = known[to_numpy(part.indices)] if len(known) else np.zeros(len(part), np.uint8)
+        parts.append(np.where(validity(part.indices), kinds, 0) if part.null_count else kinds)
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def _kinds(table: pa.Table) -> npt.NDArray[np.uint8]:
+    """Tell of each row whether it is inline, native or virtual, as its flag."""
+    files = table["chunk_file"]
+    count = table.num_rows
+    kinds = np.zeros(count, np.uint8) if files.null_count == count else _kinds_of_files(files)
+    if table["inline_data"].null_count < count:
+        kinds |= validity(table["inline_data"]).astype(np.uint8) * np.uint8(HAS_INLINE)
+    return kinds
+
+
 def content_flags(table: pa.Table) -> int:
-    """Flags that describe what kinds of references the rows are and which columns they use."""
-    inline = validity(table["inline_data"])
-    flags = HAS_INLINE if inline.any() else 0
-    files = table["chunk_file"].drop_null()
-    if len(files):
-        virtual = to_numpy(pc.match_substring_regex(files, "[:/]"))
-        flags |= (HAS_VIRTUAL if virtual.any() else 0) | (HAS_NATIVE if not virtual.all() else 0)
-    return flags
+    """Flags that describe what kinds of references the rows are."""
+    return int(np.bitwise_or.reduce(_kinds(table)))
 
 
 def form_flags(table: pa.Table) -> int:
@@ -219,3 +310,61 @@ def form_flags(table: pa.Table) -> int:
     lengths = to_numpy(table["length"])
     wide = bool(len(lengths)) and int(lengths.max()) >= 1 << 32
     return (WIDE if wide else 0) | (HAS_CHECKS if checks else 0) | (HAS_CRC if crc else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRuns:
+    """What sorted rows hold of each array: one item per array, in the order of the rows."""
+
+    array_ids: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.int64]
+    """Number of the array's first row."""
+    row_counts: npt.NDArray[np.int64]
+    ndims: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.uint64]
+    """Arrays × the most dimensions of one: the smallest extent, 0 behind an array's last dimension."""
+    stops: npt.NDArray[np.uint64]
+    flags: npt.NDArray[np.uint16]
+    """Density, contents and form."""
+
+    def extent(self, place: int) -> Extent:
+        """Give one array's extent."""
+        ndim = int(self.ndims[place])
+        low, high = self.starts[place, :ndim].tolist(), self.stops[place, :ndim].tolist()
+        return tuple(zip(low, high, strict=True))
+
+
+def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
+    """Describe what sorted rows hold of each array, all arrays at once."""
+    ids = to_numpy(table["array_id"])
+    rows = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.empty(0, np.int64)
+    counts = np.diff(np.r_[rows, len(ids)])
+    found = ids[rows]
+    ranks = np.fromiter((ndims[i] for i in found.tolist()), np.int64, len(found))
+    starts = np.zeros((len(found), int(ranks.max(initial=0))), np.uint64)
+    stops = np.zeros_like(starts)
+    column = one_array(table["coord"])
+    for ndim in np.unique(ranks).tolist():
+        chosen = np.flatnonzero(ranks == ndim)
+        some = column
+        if len(chosen) < len(found):
+            some = column.take(indices(np.flatnonzero(np.repeat(ranks == ndim, counts))))
+        decoded = coords.decode(some, ndim)
+        first = np.cumsum(counts[chosen]) - counts[chosen]
+        starts[chosen, :ndim] = np.minimum.reduceat(decoded, first, axis=0)
+        stops[chosen, :ndim] = np.maximum.reduceat(decoded, first, axis=0) + np.uint64(1)
+    spans = (stops - starts).astype(np.float64)
+    inside = np.arange(starts.shape[1]) < ranks[:, None]
+    # exact wherever it can equal a number of rows, which is below 2**32
+    dense = np.where(inside, spans, 1.0).prod(axis=1) == counts
+    kinds = np.bitwise_or.reduceat(_kinds(table), rows) if len(rows) else np.empty(0, np.uint8)
+    flags = kinds.astype(np.uint16) | dense.astype(np.uint16) * np.uint16(DENSE)
+    return ArrayRuns(
+        array_ids=found,
+        rows=rows,
+        row_counts=counts,
+        ndims=ranks,
+        starts=starts,
+        stops=stops,
+        flags=flags | np.uint16(form_flags(table)),
+    )

@@ -6,6 +6,7 @@ repository. These functions build the same arrays from buffers. They know the ty
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -30,7 +31,6 @@ __all__ = [
     "offsets_and_data",
     "offsets_of",
     "one_array",
-    "table_from_rows",
     "to_numpy",
     "validity",
 ]
@@ -134,7 +134,10 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Build an array of any type of our schemas from Python values; None is null."""
     count = len(values)
     valid = None
-    if any(value is None for value in values):
+    missing = sum(value is None for value in values)
+    if missing:
+        if missing == count and not pa.types.is_struct(arrow_type):
+            return pa.nulls(count, arrow_type)
         valid = np.fromiter((value is not None for value in values), np.bool_, count)
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
         parts = [
@@ -183,11 +186,13 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else empty(column.type)
 
 
+@cache
 def empty(arrow_type: pa.DataType) -> pa.Array:
     """Make an array of a type with nothing in it."""
     return from_values([], arrow_type)
 
 
+@cache
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Make a table without rows."""
     return pa.Table.from_arrays([empty(field.type) for field in schema], schema=schema)
@@ -197,8 +202,11 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     """Cast nested columns between our widths.
 
     Arrow's own cast refuses what its Parquet reader gives: nulls in a field that may not be null, below
-    a parent that is null. Other types than integers are never cast: ``TypeError``.
+    a parent that is null. Other types than integers are never cast: ``TypeError``. Lists of one length,
+    as those of a file without an Arrow schema, are taken for fixed-size ones.
     """
+    if pa.types.is_fixed_size_list(arrow_type) and pa.types.is_list(array.type):
+        array = _fixed_size(array, arrow_type.list_size)
     both = (array.type, arrow_type)
     if array.type.id != arrow_type.id and not all(map(pa.types.is_integer, both)):
         raise TypeError(f"a column is of type {array.type}, not {arrow_type}")
@@ -208,9 +216,7 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
             field = arrow_type.field(i)
             child = conform(array.field(i), field.type)
             children.append(child if field.nullable else _without_nulls(child))
-        return pa.Array.from_buffers(
-            arrow_type, len(array), [_bitmap(validity(array))], children=children
-        )
+        return pa.Array.from_buffers(arrow_type, len(array), [_nulls_of(array)], children=children)
     if pa.types.is_fixed_size_list(arrow_type):
         child = conform(array.flatten(), arrow_type.value_type)
         return pa.Array.from_buffers(arrow_type, len(array), [None], children=[child])
@@ -218,9 +224,23 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
         offsets = to_numpy(array.offsets) if len(array) else np.zeros(1, np.int32)
         child = conform(array.flatten(), arrow_type.value_type)
         assert len(child) == offsets[-1] - offsets[0], "a null list has contents"
-        buffers = [_bitmap(validity(array)), pa.py_buffer(offsets - offsets[0])]
+        buffers = [_nulls_of(array), pa.py_buffer(offsets - offsets[0])]
         return pa.Array.from_buffers(arrow_type, len(array), buffers, children=[child])
     return array if array.type == arrow_type else array.cast(arrow_type)
+
+
+def _nulls_of(array: pa.Array) -> pa.Buffer | None:
+    return _bitmap(validity(array)) if array.null_count else None
+
+
+def _fixed_size(array: pa.Array, size: int) -> pa.Array:
+    lengths = np.diff(to_numpy(array.offsets)) if len(array) else np.empty(0, np.int32)
+    if array.null_count or (lengths != size).any():
+        raise TypeError(
+            f"a column is of type {array.type}, and not all its lists have {size} items"
+        )
+    fixed = pa.list_(array.type.value_type, size)
+    return pa.Array.from_buffers(fixed, len(array), [None], children=[array.flatten()])
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
@@ -256,7 +276,7 @@ def _offsets(lengths: Iterable[int]) -> npt.NDArray[np.int32]:
     return offsets_of(np.fromiter(lengths, np.int64))
 
 
-def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def offsets_of(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
     """Add up lengths to the offsets of a binary, string or list array."""
     ends = np.cumsum(lengths)
     if len(ends) and int(ends[-1]) > _MAX_OFFSET:
@@ -267,9 +287,3 @@ def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
     return offsets
-
-
-def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Build a table from dictionaries that have every column."""
-    columns = [from_values([row[field.name] for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)

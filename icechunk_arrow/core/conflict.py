@@ -6,16 +6,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core.chunk_set import ChunkSet
+from icechunk_arrow.core.chunks import member_mask, volume
+from icechunk_arrow.core.columns import bytes_at, from_numpy, from_values
 from icechunk_arrow.core.coords import decode_one
+from icechunk_arrow.core.snapshot import Inventories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from icechunk_arrow.core.chunks import Extent
+    import numpy.typing as npt
+
     from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 
 __all__ = [
@@ -26,6 +34,7 @@ __all__ = [
     "ConflictType",
     "Resolution",
     "VersionSelection",
+    "chunks_of",
     "conflicts",
 ]
 
@@ -134,7 +143,7 @@ class BasicConflictSolver(ConflictSolver):
 def conflicts(
     ours: TransactionLog,
     theirs: TransactionLog,
-    coords_of: Callable[[int, BulkWrite], Iterable[bytes]],
+    coords_of: Callable[[int, BulkWrite], pa.Array],
 ) -> tuple[Conflict, ...]:
     """Find every reason why ``ours`` cannot simply follow ``theirs``.
 
@@ -206,7 +215,7 @@ def _of_chunks(
     node: NodeName,
     changes: ChunkChanges,
     theirs: TransactionLog,
-    coords_of: Callable[[int, BulkWrite], Iterable[bytes]],
+    coords_of: Callable[[int, BulkWrite], pa.Array],
 ) -> list[Conflict]:
     if node.id in {gone.id for gone in theirs.deleted}:
         return [_of(ConflictType.ChunksUpdatedInDeletedArray, node)]
@@ -230,61 +239,67 @@ def _of_chunks(
     return found
 
 
+def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
+    """Tell which chunks were written or deleted."""
+    single = [from_values(sorted({*changes.written, *changes.deleted}), pa.binary())]
+    single += [coords_of(bulk) for bulk in changes.bulk if not bulk.is_dense]
+    boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
+    ndim = len(boxes[0]) if boxes else 0
+    for column in single:
+        if len(column):
+            ndim = len(decode_one(bytes_at(column, 0)))
+    return ChunkSet.of(ndim, deleted=pa.concat_arrays(single), boxes=boxes)
+
+
 def _both(
     mine: ChunkChanges,
     other: ChunkChanges,
-    coords_of: Callable[[BulkWrite], Iterable[bytes]],
+    coords_of: Callable[[BulkWrite], pa.Array],
 ) -> tuple[list[tuple[int, ...]], int]:
     """Find the chunks that both wrote or deleted: the first of them, and how many."""
-    my_coords, my_boxes = _parts(mine, other, coords_of)
-    their_coords, their_boxes = _parts(other, mine, coords_of)
-    single = {decode_one(coord) for coord in my_coords & their_coords}
-    single |= {c for c in map(decode_one, my_coords) if _in_any(c, their_boxes)}
-    single |= {c for c in map(decode_one, their_coords) if _in_any(c, my_boxes)}
-    listed, count = sorted(single), len(single)
-    for a in my_boxes:
-        for b in their_boxes:
-            low = tuple(max(x[0], y[0]) for x, y in zip(a, b, strict=True))
-            high = tuple(min(x[1], y[1]) for x, y in zip(a, b, strict=True))
-            if all(x < y for x, y in zip(low, high, strict=True)):
-                listed.append(low)
-                size = 1
-                for x, y in zip(low, high, strict=True):
-                    size *= y - x
-                count += size
+    ours = chunks_of(_meeting(mine, other), coords_of)
+    theirs = chunks_of(_meeting(other, mine), coords_of)
+    in_both = [ours.coordinates.filter(_mask(theirs.mask(ours.coordinates)))]
+    rest = theirs.coordinates.filter(_mask(ours.mask(theirs.coordinates)))
+    in_both.append(rest.filter(_mask(~member_mask(rest, in_both[0]))))
+    single = pa.concat_arrays(in_both)
+    listed = sorted(map(decode_one, single[:MOST_LISTED].to_pylist()))
+    count = len(single)
+    for low, high in zip(*_common_boxes(ours.boxes, theirs.boxes), strict=True):
+        if len(listed) < MOST_LISTED:
+            listed.append(tuple(low.tolist()))
+        count += volume(tuple(zip(low.tolist(), high.tolist(), strict=True)))
     return listed[:MOST_LISTED], count
 
 
-def _parts(
-    changes: ChunkChanges,
-    other: ChunkChanges,
-    coords_of: Callable[[BulkWrite], Iterable[bytes]],
-) -> tuple[set[bytes], list[Extent]]:
-    """Take chunks as single coordinates and as full boxes; a box with holes only where it matters."""
-    single = {*changes.written, *changes.deleted}
-    boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
-    for bulk in changes.bulk:
-        if not bulk.is_dense and _may_meet(bulk.extent, other):
-            single.update(coords_of(bulk))
-    return single, boxes
+def _mask(values: npt.NDArray[np.bool_]) -> pa.Array:
+    return from_numpy(values, pa.bool_())
 
 
-def _may_meet(extent: Extent, other: ChunkChanges) -> bool:
-    points = (decode_one(coord) for coord in (*other.written, *other.deleted))
-    return any(_meet(extent, bulk.extent) for bulk in other.bulk) or any(
-        _in_any(point, [extent]) for point in points
-    )
+def _common_boxes(
+    mine: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Lower and upper corners of what boxes of two sets have in common."""
+    lows, highs = [], []
+    for box in mine:
+        low = np.maximum(other[:, :, 0], box[:, 0])
+        high = np.minimum(other[:, :, 1], box[:, 1])
+        meets = (low < high).all(axis=1)
+        lows.append(low[meets])
+        highs.append(high[meets])
+    none = np.empty((0, mine.shape[1]), np.uint64)
+    return np.concatenate([none, *lows]), np.concatenate([none, *highs])
 
 
-def _meet(a: Extent, b: Extent) -> bool:
-    return all(x[0] < y[1] and y[0] < x[1] for x, y in zip(a, b, strict=True))
-
-
-def _in_any(coord: tuple[int, ...], boxes: Iterable[Extent]) -> bool:
-    return any(
-        all(start <= index < stop for index, (start, stop) in zip(coord, box, strict=True))
-        for box in boxes
-    )
+def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
+    """Leave out bulk writes that cannot have a chunk in common with the other side."""
+    if not changes.bulk:
+        return changes
+    ndim = len(changes.bulk[0].extent)
+    points = from_values([*other.written, *other.deleted], pa.binary())
+    theirs = ChunkSet.of(ndim, deleted=points, boxes=[bulk.extent for bulk in other.bulk])
+    mine = Inventories.of_extents([bulk.extent for bulk in changes.bulk], ndim)
+    return replace(changes, bulk=tuple(changes.bulk[i] for i in theirs.touching(mine)))
 
 
 def _of_deletions(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:

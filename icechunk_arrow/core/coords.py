@@ -7,10 +7,12 @@ order of the bytes the order of the tuples, and a fixed leading index a prefix. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.stride_tricks import as_strided
 
 from icechunk_arrow.core.columns import binary_from_numpy, offsets_and_data, offsets_of
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
@@ -20,12 +22,21 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["MAX_INDEX", "decode", "decode_one", "encode", "encode_one"]
+    Words = npt.NDArray[np.uint64]
+
+__all__ = ["MAX_INDEX", "as_words", "decode", "decode_one", "encode", "encode_one"]
 
 MAX_INDEX = 2**62 - 1
-_CLASSES = ((1, 0, 6), (2, 1, 14), (4, 2, 30), (8, 3, 62))
-"""Bytes, tag and payload bits of the four forms."""
+_FORMS = ((1, 0), (2, 1 << 14), (4, 2 << 30), (8, 3 << 62))
+"""Bytes of the four forms, and what their top two bits say."""
+_LIMITS = (1 << 6, 1 << 14, 1 << 30)
+"""Where the next longer form begins."""
 _SMALL = tuple(bytes([value]) for value in range(64))
+_WORD = 8
+_BLOCK_ROWS = 1 << 15
+"""So many rows are worked on at once that what lies between two steps stays in the processor's cache."""
+_MASKS = (np.arange(_WORD) < np.arange(_WORD + 1)[:, None]).view(np.uint64)[:, 0]
+"""By size: which bytes of a word are kept, first ones first."""
 
 
 def encode_one(coord: Sequence[int]) -> bytes:
@@ -55,13 +66,6 @@ def decode_one(data: bytes) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def _sizes(column: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
-    sizes = np.ones(len(column), np.int8)
-    for size, _, bits in _CLASSES[:-1]:
-        sizes[column >= np.uint64(1 << bits)] = 2 * size
-    return sizes
-
-
 def encode(indices: npt.NDArray[np.uint64]) -> pa.Array:
     """Encode an ``n × dimensions`` array of indices as a binary column.
 
@@ -71,48 +75,76 @@ def encode(indices: npt.NDArray[np.uint64]) -> pa.Array:
         An index is 2**62 or more.
     """
     count, ndim = indices.shape
-    if ndim == 0:
-        return binary_from_numpy(np.zeros(count + 1, np.int32), b"", pa.binary())
-    if count and int(indices.max()) > MAX_INDEX:
-        raise InvalidInputError(f"chunk index {indices.max()} is too large: at most {MAX_INDEX}")
-    columns = [np.ascontiguousarray(indices[:, d], np.uint64) for d in range(ndim)]
-    sizes = [_sizes(column) for column in columns]
-    if count and all(int(size[0]) == int(size.min()) == int(size.max()) for size in sizes):
-        return _encode_uniform(columns, [int(size[0]) for size in sizes])
-    total = np.zeros(count, np.int64)
-    for size in sizes:
-        total += size
-    offsets = offsets_of(total)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    start = offsets[:-1].astype(np.int64)
-    for column, size in zip(columns, sizes, strict=True):
-        for width, tag, bits in _CLASSES:
-            rows = np.flatnonzero(size == width)
-            if len(rows):
-                words = (column[rows] | np.uint64(tag << bits)).astype(f">u{width}")
-                into = start[rows]
-                for byte, values in enumerate(words.view(np.uint8).reshape(-1, width).T):
-                    data[into + byte] = values
-        start += size
-    return binary_from_numpy(offsets, data, pa.binary())
+    lengths = np.zeros(count, np.uint16)
+    if not count or not ndim:
+        return binary_from_numpy(offsets_of(lengths), b"", pa.binary())
+    parts = []
+    for start in range(0, count, _BLOCK_ROWS):
+        block = np.ascontiguousarray(indices[start : start + _BLOCK_ROWS].T, np.uint64)
+        data, sizes = _encode_block(block)
+        lengths[start : start + _BLOCK_ROWS] = sizes
+        parts.append(data)
+    return binary_from_numpy(offsets_of(lengths), np.concatenate(parts), pa.binary())
 
 
-def _encode_uniform(columns: list[npt.NDArray[np.uint64]], widths: list[int]) -> pa.Array:
-    """Encode where every row has the same widths: a plain matrix of bytes."""
-    count, total = len(columns[0]), sum(widths)
-    data = np.empty((count, total), np.uint8)
-    position = 0
-    for column, width in zip(columns, widths, strict=True):
-        tag, bits = next((tag, bits) for size, tag, bits in _CLASSES if size == width)
-        words = (column | np.uint64(tag << bits)).astype(f">u{width}")
-        data[:, position : position + width] = words.view(np.uint8).reshape(count, width)
-        position += width
-    offsets = offsets_of(np.full(count, total, np.int64))
-    return binary_from_numpy(offsets, data.reshape(-1), pa.binary())
+def _encode_block(columns: Words) -> tuple[npt.NDArray[np.uint8], Any]:
+    """Encode some rows: their bytes, and how many each takes (one number if all take the same)."""
+    groups: list[
+        tuple[Words, Any, int]
+    ] = []  # dimensions that share a word: it, sizes, the largest
+    for column in columns:
+        word, size, largest = _words(column)
+        if groups and groups[-1][2] + largest <= _WORD:
+            before, before_size, before_largest = groups.pop()
+            word = before << np.uint64(8) * size | word
+            size, largest = before_size + size, before_largest + largest
+        groups.append((word, size, largest))
+    aligned = np.empty((columns.shape[1], len(groups)), np.uint64)
+    wanted = np.empty_like(aligned)
+    for place, (word, size, _) in enumerate(groups):
+        aligned[:, place] = word << np.uint64(8) * (np.uint64(_WORD) - size)
+        wanted[:, place] = _MASKS[size]
+    every = aligned.byteswap(inplace=True).reshape(-1).view(np.uint8)
+    data = np.compress(wanted.reshape(-1).view(np.bool_), every)
+    return data, sum(size for _, size, _ in groups)
+
+
+def _words(column: Words) -> tuple[Words, Any, int]:
+    """Tag the indices of one dimension; with the bytes that each takes, and the most that one takes.
+
+    The bytes are one number where all take the same.
+    """
+    low, high = int(column.min()), int(column.max())
+    if high > MAX_INDEX:
+        raise InvalidInputError(f"chunk index {high} is too large: at most {MAX_INDEX}")
+    first = sum(low >= limit for limit in _LIMITS)
+    last = sum(high >= limit for limit in _LIMITS)
+    size: Any = np.uint64(_FORMS[first][0])
+    word = column | np.uint64(_FORMS[first][1])
+    for form in range(first + 1, last + 1):
+        longer = column >= np.uint64(_LIMITS[form - 1])
+        size = np.where(longer, np.uint64(_FORMS[form][0]), size)
+        word = np.where(longer, column | np.uint64(_FORMS[form][1]), word)
+    return word, size, _FORMS[last][0]
+
+
+def as_words(coords: pa.Array) -> Words | None:
+    """Give each coordinate as a number, in the same order among those of one rank; None if one is too long."""
+    offsets, data = offsets_and_data(coords)
+    lengths = np.diff(offsets)
+    if int(lengths.max(initial=0)) > _WORD:
+        return None
+    words = np.empty(len(coords), np.uint64)
+    for start in range(0, len(words), _BLOCK_ROWS):
+        ends = offsets[start : start + _BLOCK_ROWS + 1]
+        found = _words_at(ends, data, 1)[ends[:-1] - ends[0]].byteswap(inplace=True)
+        spare = np.uint64(8) * (_WORD - lengths[start : start + _BLOCK_ROWS]).astype(np.uint64)
+        words[start : start + _BLOCK_ROWS] = (found >> spare) << spare
+    return words
 
 
 def decode(coords: pa.Array, ndim: int) -> npt.NDArray[np.uint64]:
-    """Decode a binary column into an ``n × ndim`` array of indices.
+    """Decode a binary column into an ``n × ndim`` array of indices, one dimension after the other in memory.
 
     Raises
     ------
@@ -120,26 +152,75 @@ def decode(coords: pa.Array, ndim: int) -> npt.NDArray[np.uint64]:
         A value is not ``ndim`` integers in shortest form.
     """
     offsets, data = offsets_and_data(coords)
-    start, stop = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
-    indices = np.zeros((len(start), ndim), np.uint64)
-    for d in range(ndim):
-        if bool((start >= stop).any()):
-            raise CorruptFileError(f"a chunk coordinate has fewer than {ndim} indices")
-        tags = data[start] >> 6
-        after = start + (1 << tags.astype(np.int64))
-        if bool((after > stop).any()):
-            raise CorruptFileError("a chunk coordinate ends within an index")
-        for width, tag, bits in _CLASSES:
-            rows = np.flatnonzero(tags == tag) if width > 1 else np.flatnonzero(tags == 0)
-            if not len(rows):
-                continue
-            value = data[start[rows]].astype(np.uint64) & np.uint64(63)
-            for byte in range(1, width):
-                value = value << np.uint64(8) | data[start[rows] + byte]
-            if width > 1 and bool((value < np.uint64(1 << (bits + 2) // 2 - 2)).any()):
-                raise CorruptFileError("a chunk coordinate is not in its shortest form")
-            indices[rows, d] = value
-        start = after
-    if bool((start != stop).any()):
-        raise CorruptFileError(f"a chunk coordinate has more than {ndim} indices")
+    indices = np.empty((ndim, len(offsets) - 1), np.uint64).T
+    for start in range(0, len(indices), _BLOCK_ROWS):
+        ends = offsets[start : start + _BLOCK_ROWS + 1]
+        _decode_block(ends, data, indices[start : start + _BLOCK_ROWS])
     return indices
+
+
+def _words_at(
+    offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], words: int
+) -> npt.NDArray[np.uint64]:
+    """View the bytes of some rows as the big-endian words that begin at each of them.
+
+    A word may lead over the end; so does the place of a word, by as many as ``words``, where lengths are wrong.
+    """
+    low, high = int(offsets[0]), int(offsets[-1])
+    padded = np.zeros(high - low + _WORD * (words + 1), np.uint8)
+    padded[: high - low] = data[low:high]
+    return as_strided(padded[:_WORD].view(np.uint64), (len(padded) - _WORD + 1,), (1,))
+
+
+def _decode_block(
+    offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], into: npt.NDArray[np.uint64]
+) -> None:
+    """Decode some rows, dimension by dimension, from words that begin with the next index."""
+    ndim = into.shape[1]
+    words = _words_at(offsets, data, ndim)
+    start = offsets[:-1].astype(np.int64) - int(offsets[0])
+    lengths = np.diff(offsets).astype(np.uint64)
+    one_word = int(lengths.max()) <= _WORD
+    used: Any = np.uint64(0)
+    word = words[start].byteswap(inplace=True)
+    for d in range(ndim):
+        tag = word >> np.uint64(62)
+        low, high = tag.min(), tag.max()
+        bits: Any = np.uint64(8) << (tag if low != high else low)
+        value = (word << np.uint64(2)) >> (np.uint64(66) - bits)
+        if high:
+            needless = value >> (bits // np.uint64(2) - np.uint64(2)) == 0
+            if bool((needless & (tag != 0)).any()):
+                _refuse(offsets, data, ndim)
+        into[:, d] = value
+        used = used + (bits >> np.uint64(3))
+        if one_word:
+            word = word << bits
+        elif d + 1 < ndim:
+            word = words[start + used.astype(np.int64)].byteswap(inplace=True)
+    if bool((lengths != used).any()):
+        _refuse(offsets, data, ndim)
+
+
+def _refuse(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], ndim: int) -> NoReturn:
+    """Say what is wrong with the first bad one of some rows."""
+    for start, stop in pairwise(offsets.tolist()):
+        fault = _fault(data[start:stop].tobytes(), ndim)
+        if fault is not None:
+            raise CorruptFileError(f"a chunk coordinate {fault}")
+    raise AssertionError("no coordinate is at fault")
+
+
+def _fault(coord: bytes, ndim: int) -> str | None:
+    position = 0
+    for _ in range(ndim):
+        if position >= len(coord):
+            return f"has fewer than {ndim} indices"
+        size = 1 << (coord[position] >> 6)
+        found = coord[position : position + size]
+        if len(found) < size:
+            return "ends within an index"
+        if encode_one(decode_one(found)) != found:
+            return "is not in its shortest form"
+        position += size
+    return f"has more than {ndim} indices" if position != len(coord) else None

@@ -1,135 +1,163 @@
-"""Which manifests a commit reads, rewrites and merges: pure decisions on what is live.
+"""What a commit does to the rows of live manifests: which go, and what is left.
+
+Pure decisions on extents and columns. Where rows are put is the business of ``core.placement``.
 
 Specification: schemas/README.md#manifests-of-a-snapshot
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import (
-    DENSE,
-    Extent,
-    content_flags,
-    extent_of,
-    form_flags,
-    keep_rows,
-    member_mask,
-    volume,
-)
-from icechunk_arrow.core.columns import one_array, to_numpy
-from icechunk_arrow.core.snapshot import InventoryEntry
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.chunks import describe_arrays, keep_rows
+from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.snapshot import Inventories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    import pyarrow as pa
+    import numpy.typing as npt
 
-    from icechunk_arrow.core.snapshot import Inventories
+    from icechunk_arrow.core.chunk_set import ChunkSet
 
 __all__ = [
-    "MAX_MANIFEST_ROWS",
-    "affected_entries",
-    "entries_of",
-    "is_covered",
-    "merge_groups",
+    "ENTRY_SCHEMA",
+    "describe",
+    "entries_of_array",
+    "inventories_by_array",
+    "rows_of_arrays",
     "subtract",
 ]
 
-MAX_MANIFEST_ROWS = 1_000_000
-MERGE_FAN = 8
-"""How many manifests of one size class make a larger one: each row is rewritten once a class."""
-_SMALLEST_CLASS_ROWS = 1024
 
-
-def affected_entries(
-    inventories: Inventories, written: Extent | None, deleted: Extent | None, kept: Extent | None
-) -> list[int]:
-    """Entries that may hold a chunk that goes: where extents meet."""
-    found: set[int] = set()
-    for extent in (written, deleted):
-        if extent is not None:
-            found.update(inventories.overlapping(extent))
-    if kept is not None:
-        limit = np.array([stop for _, stop in kept], np.uint64)
-        found.update(np.flatnonzero((inventories.stops > limit).any(axis=1)).tolist())
-    return sorted(found)
-
-
-def is_covered(
-    entry: InventoryEntry, written: Extent | None, written_count: int, kept: Extent | None
-) -> bool:
-    """Whether all rows of an entry go, as its extent shows without reading them."""
-    if kept is not None and any(
-        start >= stop for (start, _), (_, stop) in zip(entry.extent, kept, strict=True)
-    ):
-        return True
-    return (
-        written is not None
-        and volume(written) == written_count
-        and all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(entry.extent, written, strict=True))
-    )
+def rows_of_arrays(
+    table: pa.Table,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tell which arrays sorted rows belong to: ids, first rows, numbers of rows."""
+    ids = to_numpy(table["array_id"])
+    if not len(ids):
+        return ids, np.empty(0, np.int64), np.empty(0, np.int64)
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+    return ids[starts], starts, np.diff(np.r_[starts, len(ids)])
 
 
 def subtract(
-    table: pa.Table, gone: Mapping[int, tuple[pa.Array, Extent | None]], removed: Iterable[int]
+    table: pa.Table, removals: Mapping[int, ChunkSet], removed: Collection[int]
 ) -> pa.Table:
-    """Take rows out: those of removed arrays, and per array some coordinates and all outside an extent."""
-    ids = to_numpy(table["array_id"])
-    mask = ~np.isin(ids, np.fromiter(removed, np.uint32))
-    for array_id, (coordinates, kept) in gone.items():
-        rows = np.flatnonzero(ids == array_id)
-        if not len(rows):
-            continue
-        start, count = int(rows[0]), len(rows)
-        column = one_array(table["coord"]).slice(start, count)
-        mask[start : start + count] &= ~member_mask(column, coordinates)
-        if kept is not None:
-            limit = np.array([stop for _, stop in kept], np.uint64)
-            inside = (coords.decode(column, len(kept)) < limit).all(axis=1)
-            mask[start : start + count] &= inside
-    return keep_rows(table, mask)
-
-
-def entries_of(
-    table: pa.Table, manifest: str, ndims: Mapping[int, int]
-) -> dict[int, InventoryEntry]:
-    """Describe what a manifest holds of each array."""
-    ids = to_numpy(table["array_id"])
-    if not len(ids):
-        return {}
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
-    form = form_flags(table)
+    """Take rows out: all of removed arrays, and of others the chunks of a set."""
+    ids, starts, counts = rows_of_arrays(table)
+    stays = np.ones(table.num_rows, np.bool_)
     column = one_array(table["coord"])
-    found = {}
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
-        array_id, count = int(ids[start]), stop - start
-        extent = extent_of(column.slice(start, count), ndims[array_id])
-        dense = DENSE if volume(extent) == count else 0
-        found[array_id] = InventoryEntry(
-            manifest=manifest,
-            row=start,
-            extent=extent,
-            flags=form | dense | content_flags(table.slice(start, count)),
-            row_count=count,
+    for array_id, start, count in zip(ids.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        if array_id in removed:
+            stays[start : start + count] = False
+        elif array_id in removals:
+            gone = removals[array_id].mask(column.slice(start, count))
+            stays[start : start + count] = ~gone
+    return keep_rows(table, stays)
+
+
+ENTRY_SCHEMA = pa.schema(
+    [
+        pa.field("array_id", pa.uint32(), nullable=False),
+        pa.field("manifest", pa.string(), nullable=False),
+        pa.field("row", pa.uint64(), nullable=False),
+        pa.field("extent", pa.list_(pa.list_(pa.uint64(), 2)), nullable=False),
+        pa.field("flags", pa.uint16(), nullable=False),
+        pa.field("row_count", pa.uint64(), nullable=False),
+    ]
+)
+"""Inventory entries of many arrays, as columns."""
+
+
+def describe(table: pa.Table, manifest: str, ndims: Mapping[int, int]) -> pa.Table:
+    """Describe what a manifest holds of each array: its entries, in the order of its rows."""
+    found = describe_arrays(table, ndims)
+    return _entries(
+        found.array_ids,
+        [manifest] * len(found.array_ids),
+        found.rows,
+        (found.starts, found.stops, found.ndims),
+        found.flags,
+        found.row_counts,
+    )
+
+
+def entries_of_array(array_id: int, held: Inventories) -> pa.Table:
+    """Put one array's entries into columns."""
+    count, ndim = held.starts.shape
+    return _entries(
+        np.full(count, array_id, np.uint32),
+        held.manifests,
+        held.rows,
+        (held.starts, held.stops, np.full(count, ndim)),
+        held.flags,
+        held.row_counts,
+    )
+
+
+def _entries(
+    array_ids: npt.NDArray[Any],
+    manifests: Sequence[str],
+    rows: npt.NDArray[Any],
+    extents: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
+    flags: npt.NDArray[Any],
+    row_counts: npt.NDArray[Any],
+) -> pa.Table:
+    starts, stops, ndims = extents
+    inside = np.arange(starts.shape[1]) < ndims[:, None]
+    numbers = from_numpy(np.stack([starts, stops], axis=2)[inside].reshape(-1), pa.uint64())
+    offsets = np.zeros(len(ndims) + 1, np.int32)
+    np.cumsum(ndims, out=offsets[1:])
+    pair = ENTRY_SCHEMA.field("extent").type
+    pairs = pa.Array.from_buffers(pair.value_type, int(offsets[-1]), [None], children=[numbers])
+    columns = [
+        from_numpy(array_ids, pa.uint32()),
+        _names(manifests),
+        from_numpy(rows, pa.uint64()),
+        pa.Array.from_buffers(pair, len(ndims), [None, pa.py_buffer(offsets)], children=[pairs]),
+        from_numpy(flags, pa.uint16()),
+        from_numpy(row_counts, pa.uint64()),
+    ]
+    return pa.Table.from_arrays(columns, schema=ENTRY_SCHEMA)
+
+
+def _names(manifests: Sequence[str]) -> pa.Array:
+    if len(set(manifests)) == 1:
+        one = from_values(manifests[:1], pa.string())
+        return one.take(indices(np.zeros(len(manifests), np.int64)))
+    return from_values(manifests, pa.string())
+
+
+def inventories_by_array(entries: pa.Table) -> dict[int, Inventories]:
+    """Sort entries by array; each array's in the order of their extents."""
+    if not entries.num_rows:
+        return {}
+    ids = to_numpy(entries["array_id"])
+    extents = one_array(entries["extent"])
+    ndims = to_numpy(pc.list_value_length(extents))
+    pairs = to_numpy(extents.flatten().flatten()).reshape(-1, 2)
+    offsets = np.cumsum(ndims) - ndims
+    names = entries["manifest"].to_pylist()
+    columns = {name: to_numpy(entries[name]) for name in ("row", "flags", "row_count")}
+    found: dict[int, Inventories] = {}
+    order = np.argsort(ids, kind="stable")
+    bounds = np.flatnonzero(np.r_[True, ids[order][1:] != ids[order][:-1], True])
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        some = order[first:last]
+        ndim = int(ndims[some[0]])
+        box = pairs[offsets[some][:, None] + np.arange(ndim)]
+        held = Inventories(
+            manifests=tuple(names[row] for row in some.tolist()),
+            rows=columns["row"][some],
+            starts=box[:, :, 0],
+            stops=box[:, :, 1],
+            flags=columns["flags"][some],
+            row_counts=columns["row_count"][some],
         )
+        found[int(ids[some[0]])] = held.in_order()
     return found
-
-
-def merge_groups(row_counts: Mapping[str, int]) -> list[list[str]]:
-    """Choose small manifests to be merged: whenever enough of one size class have gathered.
-
-    A thousand appends of one row thus write each row a handful of times, and leave tens of manifests.
-    """
-    classes: dict[int, list[str]] = {}
-    for name, count in row_counts.items():
-        if count * 2 > MAX_MANIFEST_ROWS:
-            continue
-        size_class = 0
-        while count > _SMALLEST_CLASS_ROWS * MERGE_FAN**size_class:
-            size_class += 1
-        classes.setdefault(size_class, []).append(name)
-    return [sorted(names) for _, names in sorted(classes.items()) if len(names) >= MERGE_FAN]

@@ -7,7 +7,7 @@ and the inventories of a node stay columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
 from icechunk_arrow.errors import NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     import numpy.typing as npt
@@ -179,9 +179,24 @@ class Inventories:
         """Entries whose extent contains a coordinate."""
         if len(self.manifests) <= _FEW:
             return [entry for entry in self._listed if entry.spans(coord)]
+        low, high = 0, len(self.manifests)
+        if coord:  # entries stand in the order of their starts
+            low = int(self._reach.searchsorted(coord[0], "right"))
+            high = int(self._first.searchsorted(coord[0], "right"))
         point = np.array(coord, np.uint64)
-        mask = ((self.starts <= point) & (point < self.stops)).all(axis=1)
-        return [self[index] for index in np.flatnonzero(mask).tolist()]
+        starts, stops = self.starts[low:high], self.stops[low:high]
+        mask = ((starts <= point) & (point < stops)).all(axis=1)
+        return [self[low + index] for index in np.flatnonzero(mask).tolist()]
+
+    @cached_property
+    def _first(self) -> npt.NDArray[np.uint64]:
+        """Where entries begin along the first dimension, rising."""
+        return np.ascontiguousarray(self.starts[:, 0])
+
+    @cached_property
+    def _reach(self) -> npt.NDArray[np.uint64]:
+        """How far along the first dimension any entry up to this one goes."""
+        return np.maximum.accumulate(self.stops[:, 0])
 
     def overlapping(self, extent: Extent) -> list[int]:
         """Entries whose extent has a coordinate in common with this one."""
@@ -190,6 +205,49 @@ class Inventories:
         box = np.array(extent, np.uint64).reshape(-1, 2)
         mask = ((self.starts < box[:, 1]) & (box[:, 0] < self.stops)).all(axis=1)
         return np.flatnonzero(mask).tolist()
+
+    def chosen(self, which: npt.NDArray[Any]) -> Inventories:
+        """Some of the entries, by mask or by number."""
+        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        return Inventories(
+            manifests=tuple(map(self.manifests.__getitem__, rows.tolist())),
+            rows=self.rows[rows],
+            starts=self.starts[rows],
+            stops=self.stops[rows],
+            flags=self.flags[rows],
+            row_counts=self.row_counts[rows],
+        )
+
+    def without(self, manifests: Collection[str]) -> Inventories:
+        """Leave out the entries of some manifests."""
+        if not manifests:
+            return self
+        kept = [i for i, name in enumerate(self.manifests) if name not in manifests]
+        return self if len(kept) == len(self) else self.chosen(np.array(kept, np.int64))
+
+    def united(self, *others: Inventories) -> Inventories:
+        """Add entries, in the order of their extents."""
+        parts = [each for each in (self, *others) if len(each)]
+        if len(parts) < 2:
+            return parts[0] if parts else self
+        both = Inventories(
+            manifests=tuple(name for each in parts for name in each.manifests),
+            rows=np.concatenate([each.rows for each in parts]),
+            starts=np.concatenate([each.starts for each in parts]),
+            stops=np.concatenate([each.stops for each in parts]),
+            flags=np.concatenate([each.flags for each in parts]),
+            row_counts=np.concatenate([each.row_counts for each in parts]),
+        )
+        return both.in_order()
+
+    def in_order(self) -> Inventories:
+        """Order entries by their extents."""
+        if len(self) < 2:
+            return self
+        keys: list[npt.NDArray[Any]] = [np.array(self.manifests, "S")]
+        for d in reversed(range(self.starts.shape[1])):
+            keys += [self.stops[:, d], self.starts[:, d]]
+        return self.chosen(np.lexsort(keys))
 
     @classmethod
     def of(cls, entries: Sequence[InventoryEntry], ndim: int) -> Inventories:
@@ -205,8 +263,29 @@ class Inventories:
             row_counts=np.array([e.row_count for e in ordered], np.uint64),
         )
 
+    @classmethod
+    def of_extents(cls, extents: Sequence[Extent], ndim: int) -> Inventories:
+        """Put mere extents into columns, in their order: for questions of what meets what."""
+        box = np.array(extents, np.uint64).reshape(len(extents), ndim, 2)
+        none = np.zeros(len(extents), np.uint64)
+        return cls(
+            manifests=("",) * len(extents),
+            rows=none,
+            starts=box[:, :, 0],
+            stops=box[:, :, 1],
+            flags=none.astype(np.uint16),
+            row_counts=none,
+        )
+
 
 NO_INVENTORIES = Inventories.of((), 0)
+
+
+@lru_cache(maxsize=1000)
+def _grid_and_keys(columns: ArrayColumns) -> tuple[Grid, ChunkKeys]:
+    """Work out what a document says of chunks; many arrays are alike, and every session asks again."""
+    document = join_document(columns, None, None)
+    return grid_of(document), chunk_keys_of(document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,11 +318,25 @@ class Node:
     @property
     def grid(self) -> Grid:
         """The chunk grid of an array."""
+        if self.columns is not None and self.extension is None:
+            return _grid_and_keys(self.columns)[0]
         return grid_of(self.document(None))
+
+    @property
+    def chunk_counts(self) -> tuple[int, ...]:
+        """How many chunks an array's grid has along each dimension."""
+        columns = self.columns
+        plain = columns is not None and columns.grid_name == "regular" and self.extension is None
+        if columns is not None and plain and all(columns.chunk_shape):
+            pairs = zip(columns.shape, columns.chunk_shape, strict=True)
+            return tuple(-(-length // size) for length, size in pairs)
+        return self.grid.chunk_counts
 
     @property
     def chunk_keys(self) -> ChunkKeys:
         """How an array names its chunks."""
+        if self.columns is not None and self.extension is None:
+            return _grid_and_keys(self.columns)[1]
         return chunk_keys_of(self.document(None))
 
 

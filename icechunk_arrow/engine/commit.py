@@ -5,25 +5,49 @@ Owns the order of effects. What to write is decided by the plan; what to do afte
 
 from __future__ import annotations
 
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from icechunk_arrow.core.chunks import concat_sorted
+from icechunk_arrow.core.columns import one_array
+from icechunk_arrow.core.json_values import parse_json
+from icechunk_arrow.core.manifests import subtract
+from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.context import new_id, now
-from icechunk_arrow.engine.plan import plan_commit, plan_reading
+from icechunk_arrow.engine.manifest_writer import NOTHING_WRITTEN, ManifestWriter
+from icechunk_arrow.engine.plan import (
+    plan_commit,
+    plan_delta,
+    plan_reading,
+    ranks_of,
+    shapes_of,
+)
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
     from typing import Any
 
+    from icechunk_arrow.core.chunk_set import ChunkSet
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.manifest_writer import WrittenManifests
     from icechunk_arrow.engine.plan import Changes, CommitPlan, PlannedFile, Reading
 
-__all__ = ["commit_once", "plan", "write_files"]
+__all__ = [
+    "check_message",
+    "commit_once",
+    "plan",
+    "plan_written",
+    "rewrite",
+    "write_files",
+]
 
 _log = logging.getLogger(__name__)
 _WRITERS = 8
@@ -43,17 +67,47 @@ def plan(
     message: str,
     properties: Mapping[str, Any],
     started_at: datetime,
-) -> tuple[Reading, CommitPlan]:
-    """Read what a plan needs, and plan."""
-    reading = plan_reading(base, changes)
-    names = [name for unit in reading.units for name in unit]
-    tables = {name: context.files.read_manifest(name) for name in names}
-    written_at = max(now(), base.facts.written_at + timedelta(microseconds=1))
-    planned = plan_commit(
+) -> CommitPlan:
+    """Write the manifests of a commit, which nothing names yet, and plan the rest."""
+    settings = context.config.chunk_manifests
+    reading = plan_reading(base, changes, settings)
+    delta = _write_delta(context, base, changes)
+    rewritten, replaced = rewrite(context, base, changes, reading)
+    return plan_written(
+        context,
+        tip,
         base,
         changes,
-        reading=reading,
-        tables=tables,
+        delta=delta,
+        rewritten=rewritten,
+        replaced=replaced,
+        message=message,
+        properties=properties,
+        started_at=started_at,
+    )
+
+
+def plan_written(
+    context: Context,
+    tip: Tip,
+    base: Snapshot,
+    changes: Changes,
+    *,
+    delta: WrittenManifests,
+    rewritten: WrittenManifests,
+    replaced: frozenset[str],
+    message: str,
+    properties: Mapping[str, Any],
+    started_at: datetime,
+) -> CommitPlan:
+    """Plan a commit whose manifests are written."""
+    written_at = max(now(), base.facts.written_at + timedelta(microseconds=1))
+    return plan_commit(
+        base,
+        changes,
+        delta=delta,
+        rewritten=rewritten,
+        replaced=replaced,
         new_ids=_fresh(),
         started_at=min(started_at, written_at),
         written_at=written_at,
@@ -63,7 +117,58 @@ def plan(
         sequence=context.catalog.next_sequence(tip),
         inline_attributes_bytes=context.config.inline_attributes_threshold_bytes,
     )
-    return reading, planned
+
+
+def _write_delta(context: Context, base: Snapshot, changes: Changes) -> WrittenManifests:
+    writer = ManifestWriter(context.storage, new_id, hold_one=True)
+    try:
+        for table, ranks in plan_delta(base, changes, context.config.chunk_manifests):
+            writer.write(table, ranks)
+        return writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def rewrite(
+    context: Context, base: Snapshot, changes: Changes, reading: Reading
+) -> tuple[WrittenManifests, frozenset[str]]:
+    """Write live manifests again as a reading says, one unit at a time; tell which are replaced."""
+    if not reading.units:
+        return NOTHING_WRITTEN, reading.dropped
+    shapes = shapes_of(base, changes)
+    replaced = set(reading.dropped)
+    writer = ManifestWriter(context.storage, new_id)
+    try:
+        for unit in reading.units:
+            before = [context.files.read_manifest(name, coded=True) for name in unit]
+            going = _with_sparse(context, base, reading, unit)
+            after = [subtract(table, going, reading.removed) for table in before]
+            if len(unit) == 1 and after[0].num_rows == before[0].num_rows:
+                continue
+            replaced.update(unit)
+            if len(unit) == 1:  # what loses rows stays as large as its set allows
+                if after[0].num_rows:
+                    writer.write(after[0], live_manifests.ranks(base, unit[0]))
+                continue
+            for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
+                writer.write(table, ranks_of(table, shapes))
+        return writer.finish(), frozenset(replaced)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _with_sparse(
+    context: Context, base: Snapshot, reading: Reading, unit: tuple[str, ...]
+) -> dict[int, ChunkSet]:
+    """Read the session's manifests that must be read to know what goes from a unit."""
+    going = dict(reading.going)
+    for node_id, names in reading.sparse_manifests(base, unit).items():
+        tables = [context.files.read_manifest(name) for name in names]
+        columns = [one_array(table["coord"]) for table in tables]
+        going[node_id] = going[node_id].with_coordinates(columns)
+    return going
 
 
 def write_files(context: Context, files: tuple[PlannedFile, ...]) -> None:
@@ -89,3 +194,13 @@ def commit_once(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
     context.files.hold_snapshot(planned.snapshot, len(planned.files[-1].data))
     _log.info("committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files))
     return new_tip
+
+
+def check_message(message: str, metadata: Mapping[str, Any] | None) -> None:
+    """Refuse what cannot stand in a snapshot."""
+    if not isinstance(message, str):
+        raise InvalidInputError(f"a commit's message must be text, not {message!r}")
+    try:
+        parse_json(json.dumps(dict(metadata or {}), allow_nan=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"the metadata of a commit must be JSON: {error}") from error

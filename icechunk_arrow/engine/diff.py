@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.coords import decode_one
@@ -11,10 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from icechunk_arrow.core.chunks import Extent
-    from icechunk_arrow.core.log import NodeName, TransactionLog
+    from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
     from icechunk_arrow.core.snapshot import Node
 
 __all__ = ["Diff", "diff_of"]
+
+_LISTED = 1000
+"""Up to so many chunks that fill an extent are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,18 @@ def _paths(nodes: Iterable[NodeName], kind: str) -> frozenset[str]:
     return frozenset(node.path for node in nodes if node.type == kind)
 
 
+def _is_listed(bulk: BulkWrite) -> bool:
+    """Whether a bulk write is small enough to be told chunk by chunk."""
+    return bulk.is_dense and bulk.chunk_count <= _LISTED
+
+
+def _single_chunks(found: ChunkChanges) -> tuple[tuple[int, ...], ...]:
+    single = set(map(decode_one, (*found.written, *found.deleted)))
+    for bulk in filter(_is_listed, found.bulk):
+        single.update(product(*(range(start, stop) for start, stop in bulk.extent)))
+    return tuple(sorted(single))
+
+
 def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Diff:
     """Turn a log into a diff; nodes that are gone by now are left out of the updates."""
     updated = [
@@ -75,14 +91,14 @@ def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Dif
         updated_groups=_paths(updated, "group"),
         updated_arrays=_paths(updated, "array"),
         updated_chunks={
-            path: tuple(sorted(map(decode_one, {*found.written, *found.deleted})))
+            path: chunks
             for path, found in sorted(changes.items())
-            if found.written or found.deleted
+            if (chunks := _single_chunks(found))
         },
         updated_extents={
-            path: tuple(bulk.extent for bulk in found.bulk)
+            path: extents
             for path, found in sorted(changes.items())
-            if found.bulk
+            if (extents := tuple(bulk.extent for bulk in found.bulk if not _is_listed(bulk)))
         },
         moved_nodes=tuple((old, node.path) for node, old in log.moved),
     )

@@ -6,19 +6,21 @@ Owns which bytes of a file are fetched, and the cache; decides nothing about the
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.chunks import ChunkRef
-from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy, validity
+from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy
+from icechunk_arrow.engine.windows import Windows
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats import attributes, envelope, manifest, structure, transaction
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from collections.abc import Iterator, Sequence
 
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import AttributesRef, Snapshot, SnapshotFacts
@@ -30,21 +32,44 @@ __all__ = ["Files", "ManifestFile", "Rows"]
 
 TAIL_BYTES = 1 << 16
 """What is fetched of a file's end at first: all of a small file, the footer of a large one."""
+SLOW_TAIL_BYTES = 1 << 18
+"""The same where requests are slow: all of a manifest of 65,536 chunks, for a fifth of a request's wait."""
+SCAN_BYTES = 1 << 22
+"""What is held at once of a manifest that is read from end to end."""
+_FEW_NAMES = 1000
+"""Up to so many names of files are kept as Python texts, which are read faster and take more room."""
 
 
 class ManifestFile:
-    """A manifest whose footer is read; ``data`` is the whole file where it came along."""
+    """A manifest whose footer is read; ``tail`` are the bytes of its last row groups, if they came along."""
 
-    def __init__(self, sealed: Sealed, data: bytes | None) -> None:
+    def __init__(self, sealed: Sealed, tail: bytes) -> None:
         self.sealed = sealed
-        self.data = data
         rows = [sealed.metadata.row_group(i).num_rows for i in range(sealed.row_group_count)]
-        self.group_starts: list[int] = [0, *np.cumsum(rows).tolist()]
+        self.group_starts: list[int] = [0, *accumulate(rows)]
+        self._ranges: dict[int, tuple[bytes, bytes] | None] = {}
+        self._set_tail(tail)
+
+    def _set_tail(self, tail: bytes) -> None:
+        """Keep whole row groups only, and not the footer, which is parsed."""
+        tail_start = self.sealed.size_bytes - len(tail)
+        ends = self.sealed.row_group_ends
+        first = int(np.searchsorted(ends, tail_start)) + 1 if tail_start else 0
+        self._tail_start = self._tail_stop = self.sealed.size_bytes
+        if first < len(ends):
+            self._tail_start, self._tail_stop = self.sealed.byte_range(first, len(ends) - 1)
+        self._tail = tail[self._tail_start - tail_start : self._tail_stop - tail_start]
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, roughly."""
-        return 2000 * self.sealed.row_group_count + len(self.data or b"") + 2000
+        """What it takes in memory; measured, since Arrow does not tell what a footer takes."""
+        return 5_500 * self.sealed.row_group_count + len(self._tail) + 8_000
+
+    def find_bytes(self, start: int, stop: int) -> memoryview | None:
+        """Bytes of row groups, if they came along with the footer."""
+        if start < self._tail_start or stop > self._tail_stop:
+            return None
+        return memoryview(self._tail)[start - self._tail_start : stop - self._tail_start]
 
     def group_of(self, row: int) -> int:
         """Row group in which a row stands."""
@@ -58,29 +83,48 @@ class ManifestFile:
 
     def coord_range(self, group: int) -> tuple[bytes, bytes] | None:
         """Least and greatest coordinate of a row group, of whatever arrays it holds."""
-        column = self.sealed.metadata.row_group(group).column(2)
-        found = column.statistics if column.is_stats_set else None
-        if found is None or not found.has_min_max:
-            return None
-        return found.min, found.max
+        try:
+            return self._ranges[group]
+        except KeyError:
+            column = self.sealed.metadata.row_group(group).column(2)
+            found = column.statistics if column.is_stats_set else None
+            known = None if found is None or not found.has_min_max else (found.min, found.max)
+            self._ranges[group] = known
+            return known
 
 
 class Rows:
-    """One row group, decoded: searched by coordinate, read row by row."""
+    """One row group, decoded: searched by coordinate, read row by row.
+
+    Every lookup of a chunk ends here, so the columns are kept as what Python reads single values from fastest.
+    """
 
     def __init__(self, table: pa.Table, key: str) -> None:
         self.key = key
-        self.table = table
-        self._ids = to_numpy(table["array_id"])
-        self._offsets, data = offsets_and_data(one_array(table["coord"]))
+        ids = to_numpy(table["array_id"])
+        self._ids = ids.data
+        self._id_range = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+        offsets, data = offsets_and_data(one_array(table["coord"]))
+        self._offsets = offsets.data
         self._coords = data.data
-        self._inline = table["inline_data"].null_count < table.num_rows
-        self._lengths = to_numpy(table["length"])
-        self._starts = to_numpy(table["offset"])
-        self._inline_data = one_array(table["inline_data"])
-        self._file_codes, self._file_names = _coded(one_array(table["chunk_file"]))
+        inline = one_array(table["inline_data"])
+        self._inline = inline if inline.null_count < len(inline) else None
+        if self._inline is None:  # offsets of nothing
+            table = table.drop_columns(["inline_data"])
+        self.table = table
+        """The rows, as manifests are decoded; without ``inline_data`` where no chunk is inline."""
+        self._lengths = to_numpy(table["length"]).data
+        self._starts = to_numpy(table["offset"]).data
+        self._files = one_array(table["chunk_file"])
+        self._codes: memoryview | None = None
+        self._names: list[str] | None = None
+        if pa.types.is_dictionary(self._files.type):
+            self._codes = to_numpy(self._files.indices).data
+            self._files = self._files.dictionary
+            if len(self._files) <= _FEW_NAMES:
+                self._names = self._files.to_pylist()
         self._optional = [
-            name
+            (name, one_array(table[name]))
             for name in ("etag", "last_modified", "crc32c")
             if name in table.column_names and table[name].null_count < table.num_rows
         ]
@@ -88,7 +132,8 @@ class Rows:
     @property
     def size_bytes(self) -> int:
         """What it takes in memory."""
-        return int(self.table.nbytes) + 1000
+        names = 0 if self._names is None else self._files.nbytes + 60 * len(self._names)
+        return int(self.table.nbytes) + names + 8_000
 
     def coord_at(self, row: int) -> bytes:
         """Encoded coordinate of a row."""
@@ -96,56 +141,49 @@ class Rows:
 
     def find(self, coord: bytes, start: int, stop: int) -> int | None:
         """Find the row of a coordinate among sorted rows of one array."""
+        offsets, data = self._offsets, self._coords
         low, high = start, stop
         while low < high:
             middle = (low + high) >> 1
-            if self.coord_at(middle) < coord:
+            if bytes(data[offsets[middle] : offsets[middle + 1]]) < coord:
                 low = middle + 1
             else:
                 high = middle
         return low if low < stop and self.coord_at(low) == coord else None
 
+    def wrong(self, fact: str) -> CorruptFileError:
+        """Say that this is not what a structure file promised."""
+        return _wrong(self.key, fact)
+
     def check_owner(self, array_id: int, start: int, stop: int) -> None:
         """Check that rows are an array's, as its snapshot says."""
-        if (self._ids[start:stop] != array_id).any():
-            raise _wrong(self.key, f"it has no rows of array {array_id} where its snapshot says so")
+        if self._id_range == (array_id, array_id):
+            return
+        if (np.frombuffer(self._ids, np.uint32)[start:stop] != array_id).any():
+            raise self.wrong(_not_of(array_id))
 
     def ref_at(self, row: int, array_id: int) -> ChunkRef:
         """Read the reference of a row, which must be the array's."""
-        if self._ids.item(row) != array_id:
-            raise _wrong(
-                self.key, f"it has no chunk of array {array_id} where its snapshot says so"
-            )
-        length = self._lengths.item(row)
-        if self._inline:
-            inline = self._inline_data[row].as_py()
+        if self._ids[row] != array_id:
+            raise self.wrong(_not_of(array_id))
+        length = self._lengths[row]
+        if self._inline is not None:
+            inline = self._inline[row].as_py()
             if inline is not None:
                 if len(inline) != length:
                     raise _wrong(self.key, f"a chunk of {length} bytes has {len(inline)} there")
-                return ChunkRef(inline=inline, length=length)
+                return ChunkRef(inline, None, 0, length)
+        number = row if self._codes is None else self._codes[row]
+        file = self._files[number].as_py() if self._names is None else self._names[number]
+        if not self._optional:
+            return ChunkRef(None, file, self._starts[row], length)
         extra: dict[str, Any] = {}
-        for name in self._optional:
-            column = one_array(self.table[name])
+        for name, column in self._optional:
             if name == "last_modified":
-                valid = validity(column)[row]
-                extra[name] = int(to_numpy(column)[row]) if valid else None
+                extra[name] = int(to_numpy(column)[row]) if column[row].is_valid else None
             else:
                 extra[name] = column[row].as_py()
-        return ChunkRef(
-            file=self._file_names[self._file_codes.item(row)],
-            offset=self._starts.item(row),
-            length=length,
-            **extra,
-        )
-
-
-def _coded(column: pa.Array) -> tuple[npt.NDArray[Any], list[str | None]]:
-    """Give a column of few different texts as codes and texts; a null has the last code."""
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    names = column.dictionary.to_pylist()
-    codes = to_numpy(column.indices)
-    return np.where(validity(column.indices), codes, len(names)), [*names, None]
+        return ChunkRef(None, file, self._starts[row], length, **extra)
 
 
 class Files:
@@ -154,6 +192,13 @@ class Files:
     def __init__(self, storage: Storage, cache: ByteCache) -> None:
         self.storage = storage
         self.cache = cache
+        self._windows = Windows(storage)
+        self._tail_bytes = TAIL_BYTES if storage.capabilities.fast else SLOW_TAIL_BYTES
+        self._recent: tuple[str, int, int, Rows | None] = ("", 0, 0, None)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a range of a chunk file, fewer bytes where it ends; small ones with what follows."""
+        return self._windows.read(key, start, length)
 
     def read_snapshot(self, identifier: str) -> Snapshot:
         """Read a whole structure file."""
@@ -202,40 +247,101 @@ class Files:
         table = self.cache.get(("a", reference.identifier), load)
         return attributes.row_of(table, reference.row, node_id, reference.identifier)
 
-    def read_manifest(self, identifier: str) -> pa.Table:
-        """Read all rows of a manifest, past the cache."""
+    def read_manifest(self, identifier: str, *, coded: bool = False) -> pa.Table:
+        """Read all rows of a manifest, past the cache; ``coded`` with files as codes, where they are."""
         key = key_of(FileKind.MANIFEST, identifier)
         try:
             data = self.storage.get(key)
         except ObjectNotFoundError as error:
             raise _missing(key, FileKind.MANIFEST, identifier) from error
-        return manifest.decode(data, identifier)
+        return manifest.decode(data, identifier, coded=coded)
 
     def open_manifest(self, identifier: str) -> ManifestFile:
         """Read a manifest's footer."""
 
         def load() -> tuple[ManifestFile, int]:
-            opened = ManifestFile(*self._open(FileKind.MANIFEST, identifier))
+            opened = self._open_manifest(identifier, self._tail_bytes)
             return opened, opened.size_bytes
 
         opened: ManifestFile = self.cache.get(("i", identifier), load)
         return opened
+
+    def holds_manifest(self, identifier: str) -> bool:
+        """Whether all rows of a manifest are in the cache."""
+        opened: ManifestFile | None = self.cache.find(("i", identifier))
+        return opened is not None and all(
+            self.cache.find(("g", identifier, group)) is not None
+            for group in range(opened.sealed.row_group_count)
+        )
+
+    def _open_manifest(self, identifier: str, tail_bytes: int) -> ManifestFile:
+        return ManifestFile(*self._open(FileKind.MANIFEST, identifier, tail_bytes))
 
     def read_rows(self, identifier: str, group: int) -> Rows:
         """Read one row group of a manifest."""
 
         def load() -> tuple[Rows, int]:
             opened = self.open_manifest(identifier)
-            start, stop = opened.sealed.byte_range(group, group)
-            if opened.data is not None:
-                data = opened.data[start:stop]
-            else:
-                data = self.storage.get_range(opened.sealed.key, start, stop - start)
+            data = bytes(self._group_bytes(opened, group, group))
             rows = Rows(manifest.decode_rows(opened.sealed, [group], data), opened.sealed.key)
             return rows, rows.size_bytes
 
         rows: Rows = self.cache.get(("g", identifier, group), load)
         return rows
+
+    def rows_at(self, identifier: str, row: int) -> tuple[Rows, int]:
+        """Read the row group that a row of a manifest stands in; give the row's number within it."""
+        name, start, stop, recent = self._recent
+        if recent is not None and name == identifier and start <= row < stop:
+            return recent, row - start
+        opened = self.open_manifest(identifier)
+        group = opened.group_of(row)
+        rows = self.read_rows(identifier, group)
+        start, stop = opened.group_starts[group : group + 2]
+        self._recent = (identifier, start, stop, rows)
+        return rows, row - start
+
+    def _group_bytes(self, opened: ManifestFile, first: int, last: int) -> bytes | memoryview:
+        start, stop = opened.sealed.byte_range(first, last)
+        held = opened.find_bytes(start, stop)
+        if held is not None:
+            return held
+        return self.storage.get_range(opened.sealed.key, start, stop - start)
+
+    def scan_rows(
+        self,
+        identifier: str,
+        array_id: int,
+        first: int,
+        last: int,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.Table]:
+        """Read an array's rows, ``first`` to ``last`` (exclusive), past the cache, by row groups.
+
+        A few megabytes are held at a time. Of ``columns``, which count ``array_id`` in, others are not decoded.
+        """
+        opened: ManifestFile | None = self.cache.find(("i", identifier))
+        if opened is None:
+            opened = self._open_manifest(identifier, SCAN_BYTES)
+        sealed = opened.sealed
+        group, final = opened.group_of(first), opened.group_of(last - 1)
+        while group <= final:
+            start, stop = sealed.byte_range(group, group)
+            until = group
+            while until < final and sealed.byte_range(group, until + 1)[1] - start <= SCAN_BYTES:
+                until += 1
+            data = memoryview(self._group_bytes(opened, group, until))
+            for each in range(group, until + 1):
+                begin, stop = sealed.byte_range(each, each)
+                table = _decoded(sealed, each, data[begin - start : stop - start], columns)
+                base = opened.group_starts[each]
+                low, high = max(first - base, 0), min(last - base, table.num_rows)
+                part = table.slice(low, high - low)
+                if (to_numpy(part["array_id"]) != array_id).any():
+                    raise opened.wrong(_not_of(array_id))
+                yield part
+            group = until + 1
 
     def _tail(self, kind: FileKind, identifier: str, length: int) -> tuple[bytes, int]:
         key = key_of(kind, identifier)
@@ -244,25 +350,45 @@ class Files:
         except ObjectNotFoundError as error:
             raise _missing(key, kind, identifier) from error
 
-    def _open(self, kind: FileKind, identifier: str) -> tuple[Sealed, bytes | None]:
-        """Check a file's end; give all its bytes too, where they came along."""
-        tail, size_bytes = self._tail(kind, identifier, TAIL_BYTES)
+    def _open(
+        self, kind: FileKind, identifier: str, tail_bytes: int = TAIL_BYTES
+    ) -> tuple[Sealed, bytes]:
+        """Check a file's end; give what came along too."""
+        tail, size_bytes = self._tail(kind, identifier, tail_bytes)
         needs = envelope.seal_needs(tail, size_bytes, key_of(kind, identifier))
         if needs > len(tail):
             tail, size_bytes = self._tail(kind, identifier, needs)
             needs = envelope.seal_needs(tail, size_bytes, key_of(kind, identifier))
             if needs > len(tail):
                 tail, size_bytes = self._tail(kind, identifier, needs)
-        sealed = envelope.open_seal(tail, size_bytes, kind, identifier)
-        return sealed, tail if len(tail) == size_bytes else None
+        return envelope.open_seal(tail, size_bytes, kind, identifier), tail
 
     def _whole_by_tail(self, kind: FileKind, identifier: str) -> bytes:
         """Fetch a whole file, with one request where it is small."""
-        tail, size_bytes = self._tail(kind, identifier, TAIL_BYTES)
+        tail, size_bytes = self._tail(kind, identifier, self._tail_bytes)
         if len(tail) == size_bytes:
             return tail
         key = key_of(kind, identifier)
         return self.storage.get_range(key, 0, size_bytes - len(tail)) + tail
+
+
+def _not_of(array_id: int) -> str:
+    return f"it has no rows of array {array_id} where its snapshot says so"
+
+
+def _decoded(
+    sealed: Sealed, group: int, data: bytes | memoryview, columns: Sequence[str] | None
+) -> pa.Table:
+    if columns is None:
+        return manifest.decode_rows(sealed, [group], bytes(data))
+    table = envelope.read_row_groups(sealed, [group], data, columns=columns)
+    for name in columns:
+        field = manifest.SCHEMA.field(name)
+        if name not in table.column_names or table.schema.field(name).type != field.type:
+            raise _wrong(sealed.key, f"it has no right column {name!r}")
+        if table[name].null_count and not field.nullable:
+            raise _wrong(sealed.key, f"it has a row without {name!r}")
+    return table
 
 
 def _wrong(key: str, fact: str) -> CorruptFileError:

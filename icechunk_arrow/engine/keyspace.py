@@ -58,6 +58,10 @@ class Keyspace:
         content, size_bytes = found
         return self._session.read_chunk(content, *bounds(size_bytes))
 
+    def read_part(self, content: bytes | ChunkRef, start: int, stop: int) -> bytes | memoryview:
+        """Read a part of what was found."""
+        return self._session.read_chunk(content, start, stop)
+
     def write(self, key: str, data: bytes | memoryview) -> None:
         """Set a key: a document or a chunk; anything else is refused."""
         split = split_key(key, self._session.find_array)
@@ -129,10 +133,11 @@ class Keyspace:
             view = self._session.find_array(path)
             if view is None:
                 continue
+            everything = root.startswith(prefix)
             for batch in self._session.chunk_coordinates(path):
                 for relative in view.keys.encode_many(batch):
-                    key = key_of(path, relative)
-                    if key.startswith(prefix):
+                    key = root + relative
+                    if everything or key.startswith(prefix):
                         yield key
 
     def list_folder(self, prefix: str) -> Iterator[str]:

@@ -1,77 +1,270 @@
-"""Which chunks of an array there are: streamed in batches, base and uncommitted changes together."""
+"""Which chunks of an array there are, and where: streamed in batches, base and uncommitted changes together.
+
+Newer wins: what is staged in memory over the runs of the session, both over the base. Reading everything once
+must not push out of the cache what is wanted again, so large arrays are read past it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import member_mask, volume
-from icechunk_arrow.core.columns import one_array
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    keep_rows,
+    member_mask,
+    volume,
+)
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+    validity,
+)
+from icechunk_arrow.engine.staging import Runs, settle
+from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.snapshot import InventoryEntry
+    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.staging import ArrayDelta
     from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["chunk_coordinates"]
+    Mask = npt.NDArray[np.bool_]
+    Coordinates = npt.NDArray[np.uint64]
 
-_BATCH_ROWS = 100_000
+__all__ = ["BATCH_ROWS", "chunk_batches", "chunk_coordinates", "reference_schema"]
+
+BATCH_ROWS = 100_000
+_BATCH_BYTES = 64 << 20
+"""A batch ends early at this size: inline chunks can be large."""
+_ROW_BYTES = 40
+_CACHE_SHARE = 16
+"""An array that would take no more than this part of the cache is read through it."""
+_COORDINATES = ("array_id", "coord")
+_KINDS = ("inline", "native", "virtual")
 
 
 def chunk_coordinates(
     files: Files, view: ArrayView, delta: ArrayDelta | None
-) -> Iterator[npt.NDArray[np.uint64]]:
+) -> Iterator[Coordinates]:
     """Give the coordinates of all chunks that there are, as n × dimensions arrays."""
     ndim = len(view.grid.chunk_counts)
-    covered: pa.Array | None = None
+    layers = _Layers(files, view, delta)
+    for start in range(0, len(layers.present), BATCH_ROWS):
+        yield coords.decode(layers.present.slice(start, BATCH_ROWS), ndim)
+    for array_id, inventories, is_base in layers.stored():
+        for entry in inventories:
+            for batch in _entry_coordinates(files, array_id, entry, ndim, layers.is_large):
+                rest = batch[~layers.covered(batch, is_base=is_base)]
+                if len(rest):
+                    yield rest
+
+
+def reference_schema(ndim: int) -> pa.Schema:
+    """Give the columns of :func:`chunk_batches`; those from ``location`` are what references are set with."""
+    return pa.schema(
+        [
+            pa.field("index", pa.list_(pa.uint64(), ndim), nullable=False),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("location", pa.string()),
+            pa.field("offset", pa.uint64()),
+            pa.field("length", pa.uint64(), nullable=False),
+            pa.field("etag", pa.string()),
+            pa.field("last_modified", pa.timestamp("us", "UTC")),
+            pa.field("crc32c", pa.uint32()),
+            pa.field("inline_data", pa.binary()),
+        ]
+    )
+
+
+def chunk_batches(
+    files: Files, view: ArrayView, delta: ArrayDelta | None, batch_size: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Give the references of all chunks that there are, at most so many at once, in no promised order."""
+    if batch_size < 1:
+        raise InvalidInputError(f"batch_size must be a whole number from 1, not {batch_size}")
+    ndim = len(view.grid.chunk_counts)
+    waiting: list[pa.RecordBatch] = []
+    count = size_bytes = 0
+    for table in _tables(files, view, delta, ndim):
+        for start in range(0, table.num_rows, batch_size):
+            batch = _described(table.slice(start, batch_size), ndim)
+            while batch.num_rows:
+                part = batch.slice(0, batch_size - count)
+                batch = batch.slice(part.num_rows)
+                waiting.append(part)
+                count += part.num_rows
+                size_bytes += part.nbytes
+                if count == batch_size or size_bytes >= _BATCH_BYTES:
+                    yield _united(waiting)
+                    waiting, count, size_bytes = [], 0, 0
+    if waiting:
+        yield _united(waiting)
+
+
+def _united(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(9)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def _tables(
+    files: Files, view: ArrayView, delta: ArrayDelta | None, ndim: int
+) -> Iterator[pa.Table]:
+    layers = _Layers(files, view, delta)
     if delta is not None:
-        present, gone = delta.coordinates()
-        covered = pa.concat_arrays([present, gone])
-        for start in range(0, len(present), _BATCH_ROWS):
-            yield coords.decode(present.slice(start, _BATCH_ROWS), ndim)
-    kept = None if delta is None else delta.kept
-    for entry in view.node.inventories:
-        for batch in _entry_batches(files, view.node.id, entry, ndim):
-            rest = batch
-            if kept is not None:
-                rest = rest[(rest < np.array(kept, np.uint64)).all(axis=1)]
-            if covered is not None and len(covered) and len(rest):
-                rest = rest[~_among(rest, covered)]
-            if len(rest):
-                yield rest
+        yield from _staged(delta)
+    for array_id, inventories, is_base in layers.stored():
+        for entry in inventories:
+            for table in _entry_tables(files, array_id, entry, layers.is_large):
+                batch = coords.decode(one_array(table["coord"]), ndim)
+                yield keep_rows(table, ~layers.covered(batch, is_base=is_base))
 
 
-def _among(batch: npt.NDArray[np.uint64], covered: pa.Array) -> npt.NDArray[np.bool_]:
-    return member_mask(coords.encode(batch), covered)
+class _Layers:
+    """An array's chunks by age, and what the newer ones cover of the older."""
 
+    def __init__(self, files: Files, view: ArrayView, delta: ArrayDelta | None) -> None:
+        self._files = files
+        self._view = view
+        # held on to: what another thread changes meanwhile must not show by halves
+        self._runs = Runs() if delta is None else delta.runs
+        self._kept = None if delta is None else delta.kept
+        binary = CHUNK_SCHEMA.field("coord").type
+        self.present, gone = from_values([], binary), from_values([], binary)
+        if delta is not None:
+            self.present, gone = delta.coordinates()
+        self._above = pa.concat_arrays([self.present, gone])
+        rows = sum(inventories.chunk_count for _, inventories, _ in self.stored())
+        self.is_large = rows * _ROW_BYTES * _CACHE_SHARE > files.cache.limit_bytes
 
-def _entry_batches(
-    files: Files, array_id: int, entry: InventoryEntry, ndim: int
-) -> Iterator[npt.NDArray[np.uint64]]:
-    if entry.is_dense:
-        shape = tuple(stop - start for start, stop in entry.extent)
-        first = np.array([start for start, _ in entry.extent], np.uint64)
-        for start in range(0, volume(entry.extent), _BATCH_ROWS):
-            places = np.arange(start, min(start + _BATCH_ROWS, volume(entry.extent)))
-            if ndim == 0:
-                yield np.zeros((len(places), 0), np.uint64)
+    def stored(self) -> Iterator[tuple[int, Inventories, bool]]:
+        """Give what stands in manifests: array id, entries, and whether it is the base."""
+        if len(self._runs):
+            yield self._runs.array_id, self._runs.inventories, False
+        yield self._view.node.id, self._view.node.inventories, True
+
+    def covered(self, batch: Coordinates, *, is_base: bool) -> Mask:
+        """For each chunk of a batch, whether something newer says what there is in its place."""
+        mask = np.zeros(len(batch), np.bool_)
+        if not len(batch):
+            return mask
+        kept = self._kept if is_base else self._runs.kept
+        if kept is not None:
+            mask |= (batch >= np.array(kept, np.uint64)).any(axis=1)
+        if len(self._above):
+            mask |= member_mask(coords.encode(batch), self._above)
+        if is_base and len(self._runs):
+            mask |= self._in_runs(self._runs, batch)
+        return mask
+
+    def _in_runs(self, runs: Runs, batch: Coordinates) -> Mask:
+        """Which chunks stand in the runs; only runs around them are read, where they have holes."""
+        mask = np.zeros(len(batch), np.bool_)
+        low, high = batch.min(axis=0).tolist(), batch.max(axis=0).tolist()
+        extent = tuple((a, b + 1) for a, b in zip(low, high, strict=True))
+        for number in runs.inventories.overlapping(extent):
+            entry = runs.inventories[number]
+            box = np.array(entry.extent, np.uint64).reshape(-1, 2)
+            inside = ((box[:, 0] <= batch) & (batch < box[:, 1])).all(axis=1)
+            if entry.is_dense or not inside.any():
+                mask |= inside
                 continue
-            index = np.stack(np.unravel_index(places, shape), axis=1)
-            yield index.astype(np.uint64) + first
+            ndim = batch.shape[1]
+            encoded = coords.encode(batch)
+            for held in _entry_coordinates(self._files, runs.array_id, entry, ndim, self.is_large):
+                mask |= member_mask(encoded, coords.encode(held))
+        if runs.kept is not None:  # void rows of runs cover nothing
+            mask &= (batch < np.array(runs.kept, np.uint64)).all(axis=1)
+        return mask
+
+
+def _entry_coordinates(
+    files: Files, array_id: int, entry: InventoryEntry, ndim: int, past_cache: bool
+) -> Iterator[Coordinates]:
+    if not entry.is_dense:
+        columns = _COORDINATES if past_cache else None
+        for table in _entry_tables(files, array_id, entry, past_cache, columns):
+            yield coords.decode(one_array(table["coord"]), ndim)
         return
-    opened = files.open_manifest(entry.manifest)
-    first_row, last_row = entry.row, entry.row + entry.row_count
-    for group in range(opened.group_of(first_row), opened.group_of(last_row - 1) + 1):
-        rows = files.read_rows(entry.manifest, group)
-        base = opened.group_starts[group]
-        low, high = max(first_row - base, 0), min(last_row - base, rows.table.num_rows)
-        rows.check_owner(array_id, low, high)
-        yield coords.decode(one_array(rows.table["coord"]).slice(low, high - low), ndim)
+    shape = tuple(stop - start for start, stop in entry.extent)
+    first = np.array([start for start, _ in entry.extent], np.uint64)
+    total = volume(entry.extent)
+    for start in range(0, total, BATCH_ROWS):
+        places = np.arange(start, min(start + BATCH_ROWS, total))
+        if ndim == 0:
+            yield np.zeros((len(places), 0), np.uint64)
+            continue
+        index = np.stack(np.unravel_index(places, shape), axis=1)
+        yield index.astype(np.uint64) + first
+
+
+def _entry_tables(
+    files: Files,
+    array_id: int,
+    entry: InventoryEntry,
+    past_cache: bool,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """Give an array's rows in one manifest, by row groups, checked to be the array's."""
+    first, last = entry.row, entry.row + entry.row_count
+    if past_cache:
+        yield from files.scan_rows(entry.manifest, array_id, first, last, columns=columns)
+        return
+    row = first
+    while row < last:
+        rows, at = files.rows_at(entry.manifest, row)
+        stop = min(at + last - row, rows.table.num_rows)
+        rows.check_owner(array_id, at, stop)
+        yield rows.table.slice(at, stop - at)
+        row += stop - at
+
+
+def _staged(delta: ArrayDelta) -> Iterator[pa.Table]:
+    """Give what a session holds in memory, as references; bytes that wait count as inline."""
+    settled = settle({0: replace(delta, entries=dict(delta.entries))})[0].written
+    if settled.num_rows:
+        yield settled
+
+
+def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
+    """Turn rows as manifests have them into what people see."""
+    count = table.num_rows
+    index = coords.decode(one_array(table["coord"]), ndim)
+    columns = {name: one_array(table[name]) for name in table.column_names}
+    inline = columns.get("inline_data")
+    in_file = ~validity(inline) if inline is not None else np.ones(count, np.bool_)
+    files = columns["chunk_file"]
+    if not pa.types.is_dictionary(files.type):
+        files = files.dictionary_encode()
+    names = files.dictionary
+    is_far = to_numpy(pc.match_substring_regex(names, "[:/]")) if len(names) else np.zeros(0, bool)
+    codes = to_numpy(files.indices).astype(np.int64)
+    kind = np.zeros(count, np.int64)
+    kind[in_file] = np.where(is_far[codes[in_file]], 2, 1) if in_file.any() else 0
+    flat = from_numpy(index.reshape(-1), pa.uint64())
+    schema = reference_schema(ndim)
+    arrays = {
+        "index": pa.FixedSizeListArray.from_arrays(flat, ndim)
+        if ndim
+        else pa.Array.from_buffers(pa.list_(pa.uint64(), 0), count, [None], children=[flat]),
+        "kind": from_values(list(_KINDS), pa.string()).take(indices(kind)),
+        "location": names.take(files.indices) if len(names) else pa.nulls(count, pa.string()),
+    }
+    for name in schema.names[3:]:
+        kept = columns.get(name)
+        arrays[name] = kept if kept is not None else pa.nulls(count, schema.field(name).type)
+    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)

@@ -10,18 +10,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from icechunk_arrow.core.chunks import ChunkRef
-    from icechunk_arrow.core.snapshot import InventoryEntry, Node
+    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
     from icechunk_arrow.engine.files import Files, ManifestFile
 
 __all__ = ["find_ref"]
 
 
-def find_ref(files: Files, node: Node, coord: Sequence[int]) -> ChunkRef | None:
-    """Find the reference of a committed chunk, or None."""
-    for entry in node.inventories.holding(coord):
-        ref = _find_dense(files, node.id, entry, coord) if entry.is_dense else None
+def find_ref(
+    files: Files, array_id: int, inventories: Inventories, coord: Sequence[int]
+) -> ChunkRef | None:
+    """Find the reference of a chunk in an array's manifests, or None."""
+    entries = inventories.holding(coord)
+    if (
+        len(entries) > 1
+    ):  # what fills its extent has it for certain, and small ones were made for holes
+        entries.sort(key=lambda entry: (not entry.is_dense, entry.row_count))
+    for entry in entries:
+        ref = _find_dense(files, array_id, entry, coord) if entry.is_dense else None
         if ref is None and not entry.is_dense:
-            ref = _find_sorted(files, node.id, entry, coords.encode_one(coord))
+            ref = _find_sorted(files, array_id, entry, coords.encode_one(coord))
         if ref is not None:
             return ref
     return None
@@ -34,13 +41,9 @@ def _find_dense(
     place = 0
     for index, (start, stop) in zip(coord, entry.extent, strict=True):
         place = place * (stop - start) + index - start
-    opened = files.open_manifest(entry.manifest)
-    row = entry.row + place
-    group = opened.group_of(row)
-    rows = files.read_rows(entry.manifest, group)
-    found = row - opened.group_starts[group]
+    rows, found = files.rows_at(entry.manifest, entry.row + place)
     if rows.coord_at(found) != coords.encode_one(coord):
-        raise opened.wrong(f"row {row} is not chunk {tuple(coord)} of array {node_id}")
+        raise rows.wrong(f"row {entry.row + place} is not chunk {tuple(coord)} of array {node_id}")
     return rows.ref_at(found, node_id)
 
 

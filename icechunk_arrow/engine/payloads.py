@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["PayloadWriter"]
+__all__ = ["PayloadWriter", "Pending"]
 
 Place = tuple[int, bytes]
 """An array's id and an encoded coordinate."""
@@ -87,3 +87,45 @@ class PayloadWriter:
             refs.append((place, ref))
             offset += len(data)
         return refs
+
+
+class Pending:
+    """Payloads that wait in memory to be gathered into chunk files; not safe for threads by itself."""
+
+    def __init__(self, writer: PayloadWriter, limit_bytes: int) -> None:
+        self._writer = writer
+        self._limit_bytes = limit_bytes
+        self._payloads: dict[Place, bytes] = {}
+        self.size_bytes = 0
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._payloads
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a chunk file."""
+        return self.size_bytes >= self._limit_bytes
+
+    def add(self, place: Place, payload: bytes) -> None:
+        """Let a payload wait."""
+        self.drop(place)
+        self._payloads[place] = payload
+        self.size_bytes += len(payload)
+
+    def drop(self, place: Place) -> None:
+        """Forget a payload that is overwritten or deleted before it was written."""
+        payload = self._payloads.pop(place, None)
+        if payload is not None:
+            self.size_bytes -= len(payload)
+
+    def drop_if(self, gone: Callable[[Place], bool]) -> None:
+        """Forget all payloads of which this is true."""
+        for place in [place for place in self._payloads if gone(place)]:
+            self.drop(place)
+
+    def write(self) -> Iterator[tuple[Place, bytes, ChunkRef]]:
+        """Write everything that waits; give each payload with its reference."""
+        for place, ref in self._writer.write_many(dict(self._payloads)):
+            payload = self._payloads[place]
+            self.drop(place)
+            yield place, payload, ref

@@ -7,25 +7,30 @@ whoever drives executors use the same plan.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import concat_sorted, extent_of
+from icechunk_arrow.core.chunks import DENSE, concat_sorted, extent_of, keep_rows
 from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.core.manifests import (
-    MAX_MANIFEST_ROWS,
-    affected_entries,
-    entries_of,
-    is_covered,
-    merge_groups,
-    subtract,
+    entries_of_array,
+    inventories_by_array,
+    rows_of_arrays,
 )
-from icechunk_arrow.core.snapshot import AttributesRef, Inventories, Node, SnapshotFacts
-from icechunk_arrow.formats import attributes, manifest, structure, transaction
+from icechunk_arrow.core.placement import (
+    ArrayShape,
+    Live,
+    choose_units,
+    place,
+    place_additions,
+)
+from icechunk_arrow.core.snapshot import NO_INVENTORIES, AttributesRef, Node, SnapshotFacts
+from icechunk_arrow.formats import attributes, live_manifests, structure, transaction
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -34,8 +39,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
-    from icechunk_arrow.core.chunks import Extent
-    from icechunk_arrow.core.snapshot import InventoryEntry, Snapshot
+    from icechunk_arrow.core.chunk_set import ChunkSet
+    from icechunk_arrow.core.manifest_settings import ManifestSettings
+    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry, Snapshot
+    from icechunk_arrow.engine.manifest_writer import WrittenManifests
     from icechunk_arrow.engine.staging import Delta
 
 __all__ = [
@@ -44,16 +51,20 @@ __all__ = [
     "CommitPlan",
     "PlannedFile",
     "Reading",
-    "describe",
     "log_of",
     "plan_commit",
+    "plan_delta",
     "plan_reading",
+    "ranks_of",
+    "shapes_of",
 ]
 
 UNCOMMITTED = ""
 """Stands for the manifest of a bulk write that is not committed yet."""
 LOGGED_COORDS = 1000
 """Up to so many chunks of an array are logged one by one; more are logged as manifest and extent."""
+MANY_COORDS = 16
+"""From so many on, chunks that fill their extent are logged by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,21 +87,41 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitPlan:
-    """The files of a commit in order, and the snapshot that the branch entry will name."""
+    """The files of a commit in order, and the snapshot that the branch entry will name.
+
+    Manifests are among the files only where one is all there is; many are written before.
+    """
 
     files: tuple[PlannedFile, ...]
     snapshot: Snapshot
     log: TransactionLog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """What must be read before a commit can be planned, and what becomes of the live manifests."""
+    """What becomes of the live manifests: which are read and written again, and without which rows."""
 
     units: tuple[tuple[str, ...], ...]
-    """Manifests to be read and written again without what goes; those of one unit become one."""
+    """Manifests to be read and written again without what goes; those of one unit are placed anew."""
     dropped: frozenset[str]
     """Manifests of which nothing is left."""
+    going: Mapping[int, ChunkSet]
+    """What goes of arrays that stay."""
+    removed: frozenset[int]
+    """Arrays of which everything goes."""
+
+    def sparse_manifests(self, base: Snapshot, unit: tuple[str, ...]) -> dict[int, list[str]]:
+        """Manifests of the session to be read to know what goes from a unit, by array."""
+        found = {}
+        for node_id, chunks in self.going.items():
+            node = base.find_node_by_id(node_id)
+            if not len(chunks.sparse) or node is None:
+                continue
+            held = [entry for entry in node.inventories if entry.manifest in unit]
+            names = {n for entry in held for n in chunks.sparse_manifests(entry.extent)}
+            if names:
+                found[node_id] = sorted(names)
+        return found
 
 
 def _touched(base: Snapshot, changes: Changes) -> tuple[dict[int, Node], set[int]]:
@@ -100,18 +131,33 @@ def _touched(base: Snapshot, changes: Changes) -> tuple[dict[int, Node], set[int
     return changed, before - changed.keys()
 
 
-def _extents(delta: Delta, ndim: int) -> tuple[Extent | None, Extent | None, Extent | None]:
-    written = one_array(delta.written["coord"]) if delta.written.num_rows else None
-    return (
-        None if written is None else extent_of(written, ndim),
-        extent_of(delta.deleted, ndim) if len(delta.deleted) else None,
-        delta.kept_extent,
-    )
+def shapes_of(base: Snapshot, changes: Changes) -> Callable[[int], ArrayShape]:
+    """Give what placement asks of an array, as it stands after the changes."""
+    changed, _ = _touched(base, changes)
+
+    @cache
+    def shape(node_id: int) -> ArrayShape:
+        node = changed.get(node_id) or base.find_node_by_id(node_id)
+        assert node is not None
+        assert node.columns is not None
+        count = node.inventories.chunk_count
+        delta = changes.deltas.get(node_id)
+        if delta is not None:
+            count += delta.written.num_rows + delta.runs.chunk_count
+        return ArrayShape(
+            path=node.path,
+            chunk_counts=node.chunk_counts,
+            dimension_names=node.columns.dimension_names,
+            chunk_count=count,
+        )
+
+    return shape
 
 
-def plan_reading(base: Snapshot, changes: Changes) -> Reading:
+def plan_reading(base: Snapshot, changes: Changes, settings: ManifestSettings) -> Reading:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
     _, removed = _touched(base, changes)
+    going: dict[int, ChunkSet] = {}
     losing: set[str] = set()
     covered: dict[str, set[int]] = {}
     for node_id in removed:
@@ -123,27 +169,65 @@ def plan_reading(base: Snapshot, changes: Changes) -> Reading:
         node = base.find_node_by_id(node_id)
         if node is None or not len(node.inventories):
             continue
-        written, deleted, kept = _extents(delta, node.inventories.starts.shape[1])
-        for index in affected_entries(node.inventories, written, deleted, kept):
+        chunks = delta.chunk_set(node.inventories.starts.shape[1])
+        affected = chunks.touching(node.inventories)
+        if affected:
+            going[node_id] = chunks
+        for index in affected:
             entry = node.inventories[index]
             losing.add(entry.manifest)
-            if is_covered(entry, written, delta.written.num_rows, kept):
+            if chunks.covers(entry):
                 covered.setdefault(entry.manifest, set()).add(node_id)
-    tenants = structure.tenants(base, losing)
-    dropped = {name for name in losing if covered.get(name, set()) >= tenants[name]}
-    counts = structure.manifest_row_counts(base)
-    groups = merge_groups({n: c for n, c in counts.items() if n not in dropped})
-    merged = {name for group in groups for name in group}
-    single = [(name,) for name in sorted(losing - dropped - merged)]
-    return Reading(units=(*map(tuple, groups), *single), dropped=frozenset(dropped))
+    tenants = live_manifests.tenants(base, losing)
+    dropped = {name for name in losing if covered.get(name, set()) >= tenants[name].keys()}
+    units = choose_units(
+        Live(
+            row_counts=live_manifests.manifest_row_counts(base),
+            tenants=partial(live_manifests.tenants, base),
+        ),
+        losing,
+        dropped,
+        settings,
+        shapes_of(base, changes),
+    )
+    return Reading(
+        units=units,
+        dropped=frozenset(dropped),
+        going=going,
+        removed=frozenset(removed),
+    )
+
+
+def plan_delta(
+    base: Snapshot, changes: Changes, settings: ManifestSettings
+) -> Iterator[tuple[pa.Table, Mapping[int, int]]]:
+    """Decide which manifests the session's own references become, with the arrays' ranks."""
+    shapes = shapes_of(base, changes)
+    first: list[pa.Table] = []
+    added: list[pa.Table] = []
+    for node_id, delta in sorted(changes.deltas.items()):
+        node = base.find_node_by_id(node_id)
+        known = (node is not None and len(node.inventories)) or len(delta.runs)
+        (added if known else first).append(delta.written)
+    for table in place(concat_sorted(first), settings, shapes):
+        yield table, ranks_of(table, shapes)
+    for table in place_additions(concat_sorted(added), settings, shapes):
+        yield table, ranks_of(table, shapes)
+
+
+def ranks_of(table: pa.Table, shapes: Callable[[int], ArrayShape]) -> dict[int, int]:
+    """Tell how many dimensions the arrays of some rows have."""
+    ids, _, _ = rows_of_arrays(table)
+    return {array_id: len(shapes(array_id).chunk_counts) for array_id in ids.tolist()}
 
 
 def plan_commit(
     base: Snapshot,
     changes: Changes,
     *,
-    reading: Reading,
-    tables: Mapping[str, pa.Table],
+    delta: WrittenManifests,
+    rewritten: WrittenManifests,
+    replaced: frozenset[str],
     new_ids: Iterator[str],
     started_at: datetime,
     written_at: datetime,
@@ -153,54 +237,21 @@ def plan_commit(
     sequence: int | None,
     inline_attributes_bytes: int,
 ) -> CommitPlan:
-    """Plan a commit; ``tables`` holds the manifests that ``reading`` names."""
+    """Plan a commit of what the session wrote (``delta``) on a base.
+
+    ``rewritten`` are manifests that stand for the ``replaced`` ones; together they hold no chunk twice.
+    """
     changed, removed = _touched(base, changes)
     identifier = next(new_ids)
     files: list[PlannedFile] = []
-    sizes = dict(base.manifest_sizes)
 
     def add(kind: FileKind, name: str, data: bytes) -> None:
         files.append(PlannedFile(key=key_of(kind, name), data=data, metadata=header_metadata(kind)))
 
-    def write_manifests(table: pa.Table) -> None:
-        ids = np.unique(to_numpy(table["array_id"])).tolist()
-        ndims = {i: len(_shape(base, changed, i)) for i in ids}
-        for start in range(0, table.num_rows, MAX_MANIFEST_ROWS):
-            part, name = table.slice(start, MAX_MANIFEST_ROWS), next(new_ids)
-            data = manifest.encode(part, name)
-            add(FileKind.MANIFEST, name, data)
-            sizes[name] = len(data)
-            for array_id, entry in entries_of(part, name, ndims).items():
-                new_entries.setdefault(array_id, []).append(entry)
-
-    new_entries: dict[int, list[InventoryEntry]] = {}
-    written = concat_sorted([d.written for _, d in sorted(changes.deltas.items())])
-    write_manifests(written)
-    delta_entries = {array_id: list(entries) for array_id, entries in new_entries.items()}
-
-    gone = _gone(base, changes)
-    rewritten = set(reading.dropped)
-    for unit in reading.units:
-        before = [tables[name] for name in unit]
-        after = [subtract(table, gone, removed) for table in before]
-        if len(unit) == 1 and after[0].num_rows == before[0].num_rows:
-            continue
-        rewritten.update(unit)
-        write_manifests(concat_sorted(after))
-
-    for node_id in {*new_entries, *structure.tenant_ids(base, rewritten)} - removed:
-        node = changed.get(node_id) or base.find_node_by_id(node_id)
-        assert node is not None
-        changed[node_id] = node
-    for node_id, node in changed.items():
-        if node.columns is None:
-            continue
-        old = base.find_node_by_id(node_id)
-        kept = [] if old is None else [e for e in old.inventories if e.manifest not in rewritten]
-        entries = [*kept, *new_entries.get(node_id, [])]
-        inventories = Inventories.of(entries, len(node.columns.shape))
-        changed[node_id] = replace(node, inventories=inventories)
-
+    for name, data in delta.held.items():
+        add(FileKind.MANIFEST, name, data)
+    runs = [entries_of_array(i, d.runs) for i, d in changes.deltas.items() if len(d.runs)]
+    added = pa.concat_tables([delta.entries, *runs])
     _plan_attributes(changed, inline_attributes_bytes, new_ids, add)
     facts = SnapshotFacts(
         id=identifier,
@@ -214,31 +265,42 @@ def plan_commit(
         branch=branch,
         sequence=sequence,
     )
-    log = log_of(base, changes, facts=facts, delta_entries=delta_entries)
+    log = log_of(base, changes, facts=facts, delta_entries=_logged(changes, added))
+    sizes = {**base.manifest_sizes, **delta.sizes, **rewritten.sizes}
+    for each in changes.deltas.values():
+        sizes.update(each.run_sizes)
     snapshot = structure.with_changes(
-        base, facts, removed=removed, changed=list(changed.values()), manifest_sizes=sizes
+        base,
+        facts,
+        removed=removed,
+        changed=list(changed.values()),
+        manifest_sizes=sizes,
+        replaced=replaced,
+        added=pa.concat_tables([added, rewritten.entries]),
     )
     add(FileKind.TRANSACTION, identifier, transaction.encode(log))
     add(FileKind.STRUCTURE, identifier, structure.encode(snapshot))
     return CommitPlan(files=tuple(files), snapshot=snapshot, log=log)
 
 
-def _shape(base: Snapshot, changed: Mapping[int, Node], node_id: int) -> tuple[int, ...]:
-    """Shape of an array, for its number of dimensions."""
-    node = changed.get(node_id) or base.find_node_by_id(node_id)
-    if node is None or node.columns is None:
-        return ()
-    return node.columns.shape
-
-
-def _gone(base: Snapshot, changes: Changes) -> dict[int, tuple[pa.Array, Extent | None]]:
-    """Per array of the base: coordinates whose old rows go, and the extent outside which all go."""
-    found = {}
-    for node_id, delta in changes.deltas.items():
-        if node_id in base.rows_by_id:
-            written = one_array(delta.written["coord"])
-            found[node_id] = (pa.concat_arrays([written, delta.deleted]), delta.kept_extent)
-    return found
+def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
+    """Give the entries of arrays whose writes are logged by manifest and extent."""
+    ids = to_numpy(added["array_id"])
+    dense = to_numpy(added["flags"]) & DENSE != 0
+    boxes = dict(
+        zip(ids[dense].tolist(), to_numpy(added["row_count"])[dense].tolist(), strict=True)
+    )
+    some = [
+        node_id
+        for node_id, delta in changes.deltas.items()
+        if len(delta.runs)
+        or delta.written.num_rows > LOGGED_COORDS
+        or MANY_COORDS <= delta.written.num_rows == boxes.get(node_id)
+    ]
+    if not some:
+        return {}
+    mask = np.isin(ids, np.array(some, np.uint32))
+    return inventories_by_array(keep_rows(added, mask))
 
 
 def _plan_attributes(
@@ -268,7 +330,7 @@ def log_of(
     changes: Changes,
     *,
     facts: SnapshotFacts | None = None,
-    delta_entries: Mapping[int, list[InventoryEntry]] | None = None,
+    delta_entries: Mapping[int, Inventories] | None = None,
 ) -> TransactionLog:
     """Tell what changes do to a base; without ``delta_entries`` every written chunk is named."""
     changed, removed = _touched(base, changes)
@@ -290,7 +352,7 @@ def log_of(
     deleted = [n for n in map(base.find_node_by_id, removed) if n is not None]
     chunks = {}
     for node_id, delta in changes.deltas.items():
-        entries = None if delta_entries is None else delta_entries.get(node_id)
+        entries = None if delta_entries is None else delta_entries.get(node_id, NO_INVENTORIES)
         found = _chunk_changes(delta, entries)
         if found.is_empty:
             continue
@@ -314,27 +376,22 @@ def log_of(
     )
 
 
-def _chunk_changes(delta: Delta, entries: list[InventoryEntry] | None) -> ChunkChanges:
-    written: tuple[bytes, ...] = ()
-    bulk: tuple[BulkWrite, ...] = ()
-    if delta.written.num_rows <= LOGGED_COORDS:
-        written = tuple(delta.written["coord"].to_pylist())
-    elif entries is not None:
-        bulk = tuple(
-            BulkWrite(manifest=e.manifest, extent=e.extent, chunk_count=e.row_count)
-            for e in entries
-        )
-    else:
+def _chunk_changes(delta: Delta, entries: Inventories | None) -> ChunkChanges:
+    """Name chunks one by one where they are few, else by manifest and extent."""
+    own = [] if entries is None else [e for e in entries if e.manifest not in delta.run_sizes]
+    few = delta.written.num_rows <= LOGGED_COORDS and not own
+    bulk = [_bulk_write(entry) for entry in (*delta.runs, *own)]
+    if not few and not own:
         column = one_array(delta.written["coord"])
         extent = extent_of(column, len(coords.decode_one(column[0].as_py())))
-        bulk = (BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(column)),)
+        bulk.append(BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(column)))
     return ChunkChanges(
-        written=written, deleted=tuple(delta.deleted.to_pylist()), bulk=bulk, kept=delta.kept
+        written=tuple(delta.written["coord"].to_pylist()) if few else (),
+        deleted=tuple(delta.deleted.to_pylist()),
+        bulk=tuple(bulk),
+        kept=delta.kept,
     )
 
 
-def describe(plan: CommitPlan, reading: Reading) -> list[str]:
-    """Say in lines what a plan would do."""
-    lines = [f"read {key_of(FileKind.MANIFEST, n)}" for unit in reading.units for n in unit]
-    lines += [f"write {file.key} ({len(file.data)} bytes)" for file in plan.files]
-    return [*lines, f"create the branch entry for snapshot {plan.snapshot.id}"]
+def _bulk_write(entry: InventoryEntry) -> BulkWrite:
+    return BulkWrite(manifest=entry.manifest, extent=entry.extent, chunk_count=entry.row_count)

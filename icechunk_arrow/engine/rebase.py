@@ -9,15 +9,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.columns import one_array, to_numpy
-from icechunk_arrow.core.conflict import conflicts
+import pyarrow as pa
+
+from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
+from icechunk_arrow.core.conflict import chunks_of, conflicts
 from icechunk_arrow.core.snapshot import NO_INVENTORIES
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.plan import UNCOMMITTED
+from icechunk_arrow.engine.runs import take_out
+from icechunk_arrow.engine.staging import settle
 from icechunk_arrow.errors import ConflictError, RebaseFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from icechunk_arrow.core.conflict import Conflict, ConflictSolver
     from icechunk_arrow.core.log import BulkWrite, TransactionLog
@@ -71,14 +75,12 @@ def _settle(
     theirs: TransactionLog,
     snapshot_id: str,
 ) -> None:
-    def coords_of(node_id: int, bulk: BulkWrite) -> Iterable[bytes]:
+    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         if bulk.manifest == UNCOMMITTED:
-            written = staging.deltas[node_id].settle(node_id).written
-            return list(one_array(written["coord"]).to_pylist())
+            return one_array(settle({node_id: staging.deltas[node_id]})[node_id].written["coord"])
         table = context.files.read_manifest(bulk.manifest)
-        mine = to_numpy(table["array_id"]) == node_id
-        column = one_array(table["coord"])
-        return [column[row].as_py() for row in mine.nonzero()[0].tolist()]
+        mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
+        return one_array(table["coord"]).filter(mine)
 
     found = conflicts(ours, theirs, coords_of)
     resolution = solver.solve(found)
@@ -92,7 +94,9 @@ def _settle(
             conflicts=resolution.unsolved,
         )
     for node_id in resolution.drop_chunks_of:
-        staging.deltas[node_id].drop_written_by(theirs.chunks[node_id], partial(coords_of, node_id))
+        delta = staging.deltas[node_id]
+        changed = chunks_of(theirs.chunks[node_id], partial(coords_of, node_id))
+        take_out(context, delta, changed, node_id)
 
 
 def _in_words(conflict: Conflict) -> str:

@@ -1,16 +1,24 @@
-"""From a person's table of references to sorted, checked columns: all or nothing, no object per row."""
+"""From a person's references, in whatever Arrow form, to checked columns: all or nothing, no object per row.
+
+Owns what a source may look like and every check of its rows. Order, duplicates and files are the business of
+``engine.bulk``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import chunk_table, is_sorted, sort_rows
-from icechunk_arrow.core.columns import from_numpy, indices, one_array, to_numpy, validity
+from icechunk_arrow.core.columns import from_numpy, indices, to_numpy, validity
+from icechunk_arrow.engine.arrow_sources import read_batches, slices
+from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
 from icechunk_arrow.engine.virtual import fault_of_location
 from icechunk_arrow.errors import InvalidInputError
 
@@ -19,205 +27,431 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.engine.bulk import Layout, StagedReferences
+    from icechunk_arrow.engine.manifest_writer import ManifestWriter
     from icechunk_arrow.engine.view import ArrayView
+
+    Mask = npt.NDArray[np.bool_]
+    Index = npt.NDArray[np.uint64]
 
 __all__ = ["stage_references"]
 
-_KNOWN = ("path", "index", "location", "offset", "length", "etag", "last_modified")
+_KNOWN = frozenset({"path", "index", "location", "offset", "length", "etag", "last_modified"})
+_TEXTS = frozenset({"location", "etag"})
+"""Texts of some types cannot be brought in order by Arrow."""
 _MAX_END = 2**63 - 1
+_SETTINGS = BulkSettings()
+_FEW = 1000
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_PLAIN = r"^((file|local):///|[a-zA-Z][a-zA-Z0-9+.-]*://)[^/]"
+_SUSPECT = r"/\.\.?(/|$)|::|[\x00-\x1f\x7f\\]|%2[eE]%2[eE]|%2[fF]\.\."
+"""A location that is plain and not suspect has no fault; the others are looked at one by one."""
 
 
 def stage_references(
-    get_array: Callable[[str], ArrayView], array_path: str | None, table: pa.Table
-) -> list[tuple[int, pa.Table]]:
-    """Check a table and give, per array, its references in order."""
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    if not isinstance(table, pa.Table):
-        raise InvalidInputError(f"references must be a pyarrow.Table, not {type(table).__name__}")
-    for name in ("location", "offset", "length"):
-        if name not in table.column_names:
+    get_array: Callable[[str], ArrayView],
+    array_path: str | None,
+    source: Any,
+    *,
+    layout_of: Callable[[ArrayView], Layout],
+    writer: ManifestWriter,
+    duplicates: str = "error",
+    settings: BulkSettings = _SETTINGS,
+) -> list[StagedReferences]:
+    """Check references and give, per array, those left to the commit and manifests with the others.
+
+    Parameters
+    ----------
+    get_array
+        Gives the array at a path, or raises.
+    array_path
+        The array; None where the source has a column ``path``.
+    source
+        A table, batch, reader, dataset or scanner of pyarrow, or anything with ``__arrow_c_stream__``.
+    layout_of
+        Tells how a large array is cut into manifests.
+    writer
+        Writes manifests of what is too much for memory; used up afterwards.
+    duplicates
+        ``"error"`` refuses a chunk that stands there twice, ``"last"`` keeps the last.
+    settings
+        How much is held in memory.
+    """
+    if duplicates not in {"error", "last"}:
+        raise InvalidInputError(f"duplicates must be 'error' or 'last', not {duplicates!r}")
+    schema, batches = read_batches(source, settings.slice_rows, _useful)
+    reader = _Reader(get_array, array_path, schema)
+    bulk = BulkReferences(writer, layout_of, last_wins=duplicates == "last", settings=settings)
+    row = 0
+    try:
+        with bulk:
+            for batch in slices(batches, settings.slice_rows):
+                size_bytes = 0
+                for path, view, columns, index, numbers in reader.read(batch, row):
+                    bulk.add(path, view, columns, index, numbers)
+                    size_bytes += columns.nbytes
+                row += batch.num_rows
+                bulk.end_slice(batch.num_rows, size_bytes)
+            return bulk.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _useful(schema: pa.Schema) -> list[str]:
+    """Columns that can mean something here: a dimension may have any name, its numbers are primitive."""
+    names = schema.names
+    twice = (
+        {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
+    )
+    chosen = [
+        field.name
+        for field in schema
+        if field.name in _KNOWN
+        or field.name.startswith("index_")
+        or pa.types.is_primitive(field.type)
+    ]
+    for name in chosen:
+        if name in twice:
+            raise InvalidInputError(f"the references have the column {name!r} twice")
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Target:
+    """An array of which there are rows, and where its chunks' places stand."""
+
+    path: str
+    view: ArrayView
+    columns: tuple[str, ...] | None
+    """A column per dimension; None where one column holds lists."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.view.grid.chunk_counts
+
+    @property
+    def kind(self) -> tuple[int, tuple[str, ...] | None]:
+        """Arrays whose places are read alike, and together."""
+        return len(self.counts), self.columns
+
+
+Span = tuple[_Target, int, int]
+"""An array, and which rows of a slice are its."""
+
+
+class _Faults:
+    """Gathers what is wrong with the rows of a slice, to refuse the first of them as the person knows it."""
+
+    def __init__(self, numbers: npt.NDArray[np.int64], spans: list[Span]) -> None:
+        self._numbers, self._spans = numbers, spans
+        self._starts = [start for _, start, _ in spans]
+        self._first: tuple[int, str, str] | None = None
+
+    def target(self, place: int) -> _Target:
+        """The array of a row of the slice."""
+        return self._spans[bisect_right(self._starts, place) - 1][0]
+
+    def note(self, bad: Mask, fact: Callable[[int], str], start: int = 0) -> None:
+        """Note the first bad row; both the mask and the fact begin with row ``start`` of the slice."""
+        places = np.flatnonzero(bad)
+        if len(places):
+            place = int(places[self._numbers[places + start].argmin()])
+            number = int(self._numbers[place + start])
+            if self._first is None or number < self._first[0]:
+                self._first = number, self.target(place + start).path, fact(place)
+
+    def refuse(self) -> None:
+        """Raise, if anything was noted."""
+        if self._first is not None:
+            number, path, fact = self._first
             raise InvalidInputError(
-                f"the references have no column {name!r}; they have {table.column_names}"
+                f"row {number} of the references for {path!r}: {fact}. Nothing was staged.",
+                row=number,
             )
-    table = table.combine_chunks()
-    staged = []
-    for path, rows, part in _by_array(array_path, table):
-        view = get_array(path)
-        staged.append((view.node.id, _one_array(view, path, part, rows)))
-    return staged
 
 
-def _by_array(
-    array_path: str | None, table: pa.Table
-) -> Iterator[tuple[str, npt.NDArray[np.int64], pa.Table]]:
-    """Split a table by array; with each part, the row numbers that the person knows."""
-    if "path" not in table.column_names:
-        if array_path is None:
+class _Reader:
+    """Reads slices of a source: which arrays, which chunks, which references."""
+
+    def __init__(
+        self, get_array: Callable[[str], ArrayView], array_path: str | None, schema: pa.Schema
+    ) -> None:
+        for name in ("location", "offset", "length"):
+            if name not in schema.names:
+                raise InvalidInputError(
+                    f"the references have no column {name!r}; they have {schema.names}"
+                )
+        has_paths = "path" in schema.names
+        if array_path is None and not has_paths:
             raise InvalidInputError(
                 "which array? Give array_path, or a column 'path' where there are several"
             )
-        yield array_path, np.arange(table.num_rows), table
-        return
-    if array_path is not None:
-        raise InvalidInputError("the references have a column 'path': give None as array_path")
-    coded = one_array(table["path"])
-    if not pa.types.is_dictionary(coded.type):
-        coded = coded.cast(pa.string()).dictionary_encode()
-    if coded.null_count:
-        raise InvalidInputError(f"row {_first(~validity(coded))}: the path is missing")
-    codes = to_numpy(coded.indices.cast(pa.int32()))
-    for code, path in enumerate(coded.dictionary.to_pylist()):
-        rows = np.flatnonzero(codes == code)
-        if len(rows):
-            yield path, rows, table.take(indices(rows))
+        if array_path is not None and has_paths:
+            raise InvalidInputError("the references have a column 'path': give None as array_path")
+        self._get_array = get_array
+        self._names = frozenset(schema.names)
+        self._targets: dict[str, _Target] = {}
+        self._only = None if array_path is None else self._target(array_path)
 
+    def _target(self, path: str) -> _Target:
+        found = self._targets.get(path)
+        if found is None:
+            view = self._get_array(path)
+            found = _Target(path=path, view=view, columns=self._index_columns(view))
+            self._targets[path] = found
+        return found
 
-def _first(mask: npt.NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(mask)[0])
+    def _index_columns(self, view: ArrayView) -> tuple[str, ...] | None:
+        if "index" in self._names:
+            return None
+        ndim = len(view.grid.chunk_counts)
+        columns = view.node.columns
+        names = (columns.dimension_names if columns else None) or ()
+        chosen = []
+        for d in range(ndim):
+            options = [f"index_{d}", *(name for name in names[d : d + 1] if name is not None)]
+            found = [name for name in options if name in self._names and name not in _KNOWN]
+            if not found:
+                raise InvalidInputError(
+                    f"the references have neither a column 'index' nor one of {options} for dimension {d}"
+                )
+            chosen.append(found[0])
+        return tuple(chosen)
 
+    def read(
+        self, batch: pa.RecordBatch, first_row: int
+    ) -> Iterator[tuple[str, ArrayView, pa.RecordBatch, Index, npt.NDArray[np.int64]]]:
+        """Check a slice, and give path, array, columns, coordinates and row numbers for each array."""
+        numbers = np.arange(first_row, first_row + batch.num_rows)
+        if self._only is not None:
+            spans = [(self._only, 0, batch.num_rows)]
+        else:
+            batch, numbers, spans = self._grouped(batch, numbers)
+        faults = _Faults(numbers, spans)
+        alike = [list(group) for _, group in groupby(spans, key=lambda span: span[0].kind)]
+        places = [_index(batch, group, faults) for group in alike]
+        columns = _references(batch, faults)
+        faults.refuse()
+        for group, index in zip(alike, places, strict=True):
+            first, last = group[0][1], group[-1][2]
+            parts = {name: column.slice(first, last - first) for name, column in columns.items()}
+            rows = pa.RecordBatch.from_pydict({"coord": coords.encode(index), **parts})
+            for target, start, stop in group:
+                chosen = slice(start - first, stop - first)
+                yield (
+                    target.path,
+                    target.view,
+                    rows.slice(start - first, stop - start),
+                    index[chosen],
+                    numbers[start:stop],
+                )
 
-class _Checker:
-    """Refuses a table, naming the first bad row as the person knows it."""
-
-    def __init__(self, path: str, rows: npt.NDArray[np.int64]) -> None:
-        self._path, self._rows = path, rows
-
-    def refuse(self, bad: npt.NDArray[np.bool_], fact: Callable[[int], str]) -> None:
-        if bad.any():
-            row = _first(bad)
+    def _grouped(
+        self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], list[Span]]:
+        """Bring the rows of each array together, and arrays that are read alike; each keeps its order."""
+        coded = batch.column("path")
+        if not pa.types.is_dictionary(coded.type) or coded.dictionary.null_count:
+            coded = _text(coded, "path").dictionary_encode()
+        if coded.null_count:
+            row = int(numbers[np.flatnonzero(~validity(coded))[0]])
             raise InvalidInputError(
-                f"row {self._rows[row]} of the references for {self._path!r}: {fact(row)}. Nothing was "
-                f"staged.",
-                row=int(self._rows[row]),
+                f"row {row} of the references: the path is missing. Nothing was staged.", row=row
             )
+        codes = to_numpy(coded.indices.cast(pa.int32()))
+        firsts = np.full(len(coded.dictionary), len(codes))
+        firsts[codes[::-1]] = np.arange(len(codes))[::-1]
+        used = np.flatnonzero(firsts < len(codes))
+        used = used[np.argsort(firsts[used])]
+        paths = _text(coded.dictionary.take(indices(used)), "path").to_pylist()
+        by_path = {path: self._target(path) for path in paths}
+        kinds: dict[Any, int] = {}
+        for target in by_path.values():
+            kinds.setdefault(target.kind, len(kinds))
+        targets = sorted(by_path.values(), key=lambda target: kinds[target.kind])
+        ranks = {target.path: rank for rank, target in enumerate(targets)}
+        rank_of = np.zeros(len(firsts), np.uint16 if len(targets) < 1 << 16 else np.int64)
+        rank_of[used] = [ranks[path] for path in paths]
+        order = rank_of[codes]
+        if (order[1:] < order[:-1]).any():
+            rows = np.argsort(order, kind="stable")
+            batch = pa.RecordBatch.from_pydict(
+                {
+                    name: _text(batch.column(name), name) if name in _TEXTS else batch.column(name)
+                    for name in batch.schema.names
+                    if name != "path"
+                }
+            ).take(indices(rows))
+            numbers, order = numbers[rows], order[rows]
+        edges = [0, *(np.flatnonzero(order[1:] != order[:-1]) + 1).tolist(), len(order)]
+        spans = list(zip(targets, edges[:-1], edges[1:], strict=True))
+        return batch, numbers, spans
 
 
-def _one_array(
-    view: ArrayView, path: str, table: pa.Table, rows: npt.NDArray[np.int64]
-) -> pa.Table:
-    check = _Checker(path, rows)
-    index = _index(view, table, check)
-    counts = view.grid.chunk_counts
-    inside = np.ones(len(index), np.bool_)
-    for d, count in enumerate(counts):
-        inside &= index[:, d] < np.uint64(count)
-    check.refuse(
-        ~inside, lambda r: f"chunk {tuple(index[r].tolist())} is outside the grid {counts}"
-    )
-    offset = _unsigned(table, "offset", check)
-    length = _unsigned(table, "length", check)
-    check.refuse(
-        (offset > _MAX_END) | (length > _MAX_END - np.minimum(offset, np.uint64(_MAX_END))),
-        lambda r: f"offset {offset[r]} and length {length[r]} lead beyond the largest file",
-    )
-    location = _locations(table, check)
-    columns = {
-        "array_id": from_numpy(np.full(len(index), view.node.id, np.uint32), pa.uint32()),
-        "coord": coords.encode(index),
-        "chunk_file": location,
-        "offset": from_numpy(offset, pa.uint64()),
-        "length": from_numpy(length, pa.uint64()),
-    }
-    if "etag" in table.column_names:
-        columns["etag"] = one_array(table["etag"]).cast(pa.string())
-    if "last_modified" in table.column_names:
-        columns["last_modified"] = _times(table, check)
-    staged = chunk_table(columns, len(index))
-    return staged if is_sorted(staged) else _sorted(staged, index, check)
-
-
-def _sorted(table: pa.Table, index: npt.NDArray[np.uint64], check: _Checker) -> pa.Table:
-    order = np.lexsort(index.T[::-1]) if index.shape[1] else np.arange(len(index))
-    same = (index[order[1:]] == index[order[:-1]]).all(axis=1)
-    repeated = np.zeros(len(index), np.bool_)
-    repeated[order[1:][same]] = True
-    check.refuse(repeated, lambda r: f"chunk {tuple(index[r].tolist())} stands there twice")
-    ordered = table.take(indices(order))
-    return sort_rows(ordered)
-
-
-def _index(view: ArrayView, table: pa.Table, check: _Checker) -> npt.NDArray[np.uint64]:
-    """Read the chunks' places as an n × dimensions array."""
-    ndim = len(view.grid.chunk_counts)
-    if "index" in table.column_names:
-        lists = one_array(table["index"])
-        if pa.types.is_fixed_size_list(lists.type):
-            lists = lists.cast(pa.list_(lists.type.value_type))
-        if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
-            raise InvalidInputError(f"the column 'index' must hold lists, not {lists.type}")
-        lengths = pc.list_value_length(lists)
-        wrong = ~validity(lists) | (to_numpy(lengths.cast(pa.int64()).fill_null(-1)) != ndim)
-        check.refuse(
-            wrong, lambda r: f"the index is {lists[r].as_py()}, the array has {ndim} dimensions"
-        )
-        flat = _to_unsigned(lists.flatten(), "index", check, ndim)
-        return flat.reshape(len(lists), ndim)
-    columns = view.node.columns
-    names = (columns.dimension_names if columns else None) or ()
-    chosen = []
-    for d in range(ndim):
-        options = [f"index_{d}", *(name for name in names[d : d + 1] if name is not None)]
-        found = [name for name in options if name in table.column_names and name not in _KNOWN]
-        if not found:
-            raise InvalidInputError(
-                f"the references have neither a column 'index' nor one of {options} for dimension {d}"
-            )
-        chosen.append(_unsigned(table, found[0], check))
-    return np.stack(chosen, axis=1) if ndim else np.zeros((table.num_rows, 0), np.uint64)
-
-
-def _unsigned(table: pa.Table, name: str, check: _Checker) -> npt.NDArray[np.uint64]:
-    return _to_unsigned(one_array(table[name]), name, check, 1)
-
-
-def _to_unsigned(
-    column: pa.Array, name: str, check: _Checker, per_row: int
-) -> npt.NDArray[np.uint64]:
-    """Read whole numbers from 0, of any integer type."""
-    if not pa.types.is_integer(column.type):
-        raise InvalidInputError(f"the column {name!r} must hold whole numbers, not {column.type}")
-    missing = ~validity(column)
-    numbers = column
-    negative = np.zeros(len(column), np.bool_)
-    if pa.types.is_signed_integer(column.type):
-        signed = to_numpy(column.cast(pa.int64()).fill_null(0))
-        negative = signed < 0
-        numbers = from_numpy(signed, pa.int64())
-        values = signed.astype(np.uint64)
+def _index(batch: pa.RecordBatch, group: list[Span], faults: _Faults) -> Index:
+    """Read the chunks' places of arrays that are read alike, as an n × dimensions array."""
+    start, stop = group[0][1], group[-1][2]
+    ndim, names = group[0][0].kind
+    if names is None:
+        index = _from_lists(batch.column("index").slice(start, stop - start), ndim, start, faults)
     else:
-        values = to_numpy(numbers.cast(pa.uint64()).fill_null(0))
+        parts = [
+            _unsigned(batch.column(name).slice(start, stop - start), name, start, faults)
+            for name in names
+        ]
+        index = np.stack(parts).T if parts else np.zeros((stop - start, 0), np.uint64)
+    limits = np.array([target.counts for target, _, _ in group], np.uint64)
+    limits = limits.reshape(len(group), ndim)
+    if len(group) > 1:
+        limits = np.repeat(limits, [last - first for _, first, last in group], axis=0)
+    inside = np.ones(len(index), np.bool_)
+    for d in range(ndim):
+        inside &= index[:, d] < limits[:, d]
+    faults.note(
+        ~inside,
+        lambda row: (
+            f"chunk {tuple(index[row].tolist())} is outside the grid "
+            f"{faults.target(row + start).counts}"
+        ),
+        start,
+    )
+    return index
 
-    def per(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        return np.any(mask.reshape(-1, per_row), axis=1) if per_row != 1 else mask
 
-    if len(column):
-        check.refuse(per(missing), lambda _: f"the {name} is missing")
-        check.refuse(per(negative), lambda _: f"the {name} is negative")
+def _from_lists(lists: pa.Array, ndim: int, start: int, faults: _Faults) -> Index:
+    if not any(is_kind(lists.type) for is_kind in _LISTS):
+        raise InvalidInputError(f"the column 'index' must hold lists, not {lists.type}")
+    wrong = to_numpy(pc.list_value_length(lists).cast(pa.int64())) != ndim
+    if lists.null_count:
+        wrong |= ~validity(lists)
+    if not wrong.any():
+        values, missing, negative = _whole_numbers(lists.flatten(), "index")
+        index = values.reshape(len(lists), ndim)
+        right = np.arange(len(lists)) if missing is not None or negative is not None else None
+    else:
+        faults.note(
+            wrong,
+            lambda row: f"the index is {lists[row].as_py()}, the array has {ndim} dimensions",
+            start,
+        )
+        right = np.flatnonzero(~wrong)
+        values, missing, negative = _whole_numbers(lists.take(indices(right)).flatten(), "index")
+        index = np.zeros((len(lists), ndim), np.uint64)
+        index[right] = values.reshape(len(right), ndim)
+    for mask, fact in ((missing, "the index is missing"), (negative, "the index is negative")):
+        if mask is not None:
+            bad = np.zeros(len(lists), np.bool_)
+            bad[right] = mask.reshape(-1, ndim).any(axis=1)
+            faults.note(bad, lambda _, fact=fact: fact, start)  # type: ignore[misc]
+    return index
+
+
+def _unsigned(column: pa.Array, name: str, start: int, faults: _Faults) -> Index:
+    values, missing, negative = _whole_numbers(column, name)
+    if missing is not None:
+        faults.note(missing, lambda _: f"the {name} is missing", start)
+    if negative is not None:
+        faults.note(negative, lambda _: f"the {name} is negative", start)
     return values
 
 
-def _locations(table: pa.Table, check: _Checker) -> pa.Array:
-    """Check each distinct location once."""
-    column = one_array(table["location"])
-    coded = (
-        column
-        if pa.types.is_dictionary(column.type)
-        else column.cast(pa.string()).dictionary_encode()
+def _whole_numbers(column: pa.Array, name: str) -> tuple[Index, Mask | None, Mask | None]:
+    """Copy whole numbers from 0, of any integer type; tell which are missing and which are negative."""
+    if not pa.types.is_integer(column.type):
+        raise InvalidInputError(f"the column {name!r} must hold whole numbers, not {column.type}")
+    missing = ~validity(column) if column.null_count else None
+    signed = pa.types.is_signed_integer(column.type)
+    values = to_numpy(column.cast(pa.int64() if signed else pa.uint64()))
+    if missing is not None:
+        values = values.copy()
+        values[missing] = 0
+    negative = values < 0 if signed and len(values) and values.min() < 0 else None
+    if negative is not None:
+        values = np.where(negative, 0, values)
+    return values.astype(np.uint64), missing, negative
+
+
+def _references(batch: pa.RecordBatch, faults: _Faults) -> dict[str, pa.Array]:
+    """Read where the chunks are: the columns that do not depend on the array."""
+    offset = _unsigned(batch.column("offset"), "offset", 0, faults)
+    length = _unsigned(batch.column("length"), "length", 0, faults)
+    beyond = (offset > _MAX_END) | (length > _MAX_END - np.minimum(offset, np.uint64(_MAX_END)))
+    faults.note(
+        beyond,
+        lambda row: f"offset {offset[row]} and length {length[row]} lead beyond the largest file",
     )
-    check.refuse(~validity(coded), lambda _: "the location is missing")
-    faults = [fault_of_location(location or "") for location in coded.dictionary.to_pylist()]
-    if any(faults):
-        codes = to_numpy(coded.indices.cast(pa.int32()))
-        bad = np.array([fault is not None for fault in faults], np.bool_)[codes]
-        check.refuse(
-            bad, lambda r: f"the location {coded[r].as_py()!r} cannot be used: {faults[codes[r]]}"
+    columns = {
+        "chunk_file": _locations(_text(batch.column("location"), "location"), faults),
+        "offset": from_numpy(offset, pa.uint64()),
+        "length": from_numpy(length, pa.uint64()),
+    }
+    names = batch.schema.names
+    if "etag" in names:
+        columns["etag"] = _text(batch.column("etag"), "etag")
+    if "last_modified" in names:
+        columns["last_modified"] = _times(batch.column("last_modified"), faults)
+    return columns
+
+
+def _text(column: pa.Array, name: str) -> pa.Array:
+    """Bring texts of any Arrow type into one."""
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    kind = plain.type
+    if kind == pa.string():
+        return plain
+    if not (
+        pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)
+    ):
+        raise InvalidInputError(f"the column {name!r} must hold text, not {kind}")
+    return plain.cast(pa.string())
+
+
+def _locations(column: pa.Array, faults: _Faults) -> pa.Array:
+    """Check each distinct location once."""
+    if column.null_count:
+        faults.note(~validity(column), lambda _: "the location is missing")
+        column = column.fill_null("file:///missing")
+    changes = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+    firsts = np.append(0, np.flatnonzero(to_numpy(changes)) + 1)
+    distinct = column.take(indices(firsts)) if len(firsts) < len(column) else column
+    if len(distinct) > _FEW:
+        distinct = distinct.unique()
+    if not _suspects(distinct).any():
+        return column
+    coded = column.dictionary_encode()
+    found = {
+        int(code): fault
+        for code in np.flatnonzero(_suspects(coded.dictionary))
+        if (fault := fault_of_location(coded.dictionary[int(code)].as_py())) is not None
+    }
+    if found:
+        codes = to_numpy(coded.indices)
+        faults.note(
+            np.isin(codes, list(found)),
+            lambda row: (
+                f"the location {column[row].as_py()!r} cannot be used: {found[int(codes[row])]}"
+            ),
         )
-    return coded.dictionary_decode().cast(pa.string())
+    return column
 
 
-def _times(table: pa.Table, check: _Checker) -> pa.Array:
-    column = one_array(table["last_modified"])
+def _suspects(locations: pa.Array) -> Mask:
+    """Tell which locations may have a fault, quickly."""
+    plain: Mask = to_numpy(pc.match_substring_regex(locations, _PLAIN))
+    suspect: Mask = to_numpy(pc.match_substring_regex(locations, _SUSPECT))
+    return np.logical_or(suspect, ~plain)
+
+
+def _times(column: pa.Array, faults: _Faults) -> pa.Array:
+    if pa.types.is_null(column.type):
+        return column.cast(pa.timestamp("us", "UTC"))
     if not pa.types.is_timestamp(column.type):
         raise InvalidInputError(
             f"the column 'last_modified' must hold timestamps, not {column.type}"
@@ -225,5 +459,5 @@ def _times(table: pa.Table, check: _Checker) -> pa.Array:
     if column.type.tz is None:
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     late = to_numpy(column.cast(pa.timestamp("us", "UTC"), safe=False))
-    check.refuse((late < 0) & validity(column), lambda _: "the time is before 1970")
-    return from_numpy(late, pa.int64(), validity(column)).view(pa.timestamp("us", "UTC"))
+    faults.note((late < 0) & validity(column), lambda _: "the time is before 1970")
+    return from_numpy(late.copy(), pa.int64(), validity(column)).view(pa.timestamp("us", "UTC"))

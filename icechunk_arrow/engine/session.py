@@ -5,25 +5,26 @@ Owns the state and its lock. Keys and Zarr's ways are the store's business, what
 
 from __future__ import annotations
 
-import json
 import threading
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.documents import encode_document, parse_document
-from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.engine import commit as committing
+from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.diff import Diff, diff_of
-from icechunk_arrow.engine.listing import chunk_coordinates
+from icechunk_arrow.engine.listing import BATCH_ROWS, chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
-from icechunk_arrow.engine.payloads import PayloadWriter
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.payloads import PayloadWriter, Pending
 from icechunk_arrow.engine.plan import Changes, log_of
+from icechunk_arrow.engine.preload import start_preload
 from icechunk_arrow.engine.rebase import rebase_onto
 from icechunk_arrow.engine.references import stage_references
-from icechunk_arrow.engine.staging import Staging
+from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, write_entries
+from icechunk_arrow.engine.staging import Staging, settle
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import (
     ConflictError,
@@ -33,22 +34,32 @@ from icechunk_arrow.errors import (
     ReadOnlyError,
 )
 from icechunk_arrow.formats.layout import chunk_key
+from icechunk_arrow.formats.live_manifests import manifest_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
 
+    from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.core.conflict import ConflictSolver
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import Node, Snapshot
+    from icechunk_arrow.engine.bulk import Layout, StagedReferences
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.staging import ArrayDelta
 
 __all__ = ["BaseSession"]
+
+_MANIFESTS_AT_ONCE = 10_000
+_MOST_ENTRIES = 1 << 18
+"""So many single writes are held in memory, as objects; more become a manifest, as a bulk write does."""
+_ENTRIES_CHECKED = 1 << 16
+"""After so many writes it is looked at."""
 
 
 class BaseSession:
@@ -64,13 +75,14 @@ class BaseSession:
         self._lock = threading.RLock()
         self._started_at = now()
         self._begin(context.files.read_snapshot(snapshot_id))
+        self._preload = start_preload(context, self._staging.base)
 
     def _begin(self, base: Snapshot) -> None:
         self._staging = Staging(base)
         self._views: dict[str, ArrayView | None] = {}
-        self._pending: dict[tuple[int, bytes], bytes] = {}
-        self._pending_bytes = 0
         self._writer = PayloadWriter(self._context.storage, self._context.config, new_id)
+        self._pending = Pending(self._writer, self.config.chunk_file_size_bytes)
+        self._unchecked = 0
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.read_only:
@@ -186,7 +198,7 @@ class BaseSession:
             for path in paths:
                 self._staging.delete_node(path)
                 self._forget(path)
-            self._drop_pending([place for place in self._pending if place[0] in gone])
+            self._pending.drop_if(lambda place: place[0] in gone)
 
     def move(self, from_path: str, to_path: str) -> None:
         """Give a node, and all below it, another path; chunks stay where they are."""
@@ -229,14 +241,41 @@ class BaseSession:
             said, staged = delta.find(coords.encode_one(coord))
             if said:
                 return staged
+            runs = delta.runs
+            if len(runs) and runs.hold(coord):
+                found = find_ref(self._context.files, runs.array_id, runs.inventories, coord)
+                if found is not None:
+                    return found
             if not delta.keeps(coord):
                 return None
-        return find_ref(self._context.files, view.node, coord)
+        return find_ref(self._context.files, view.node.id, view.node.inventories, coord)
 
     def chunk_coordinates(self, array_path: str) -> Iterator[npt.NDArray[np.uint64]]:
         """Give the coordinates of all chunks that an array has, in batches of n × dimensions."""
         view = self.get_array(array_path)
         return chunk_coordinates(self._context.files, view, self._staging.deltas.get(view.node.id))
+
+    def chunk_references(
+        self, array_path: str, batch_size: int = BATCH_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Give the references of all chunks that an array has, in batches of at most so many rows.
+
+        Columns: ``index`` (a list of the chunk's place along each dimension), ``kind`` (inline, native or
+        virtual), ``location`` (a URL, or the name of a chunk file), ``offset``, ``length``, ``etag``,
+        ``last_modified``, ``crc32c``, ``inline_data``. The virtual ones can be handed to
+        :meth:`set_references`. Bytes that this session has not written yet count as inline.
+        """
+        view = self.get_array(array_path)
+        delta = self._staging.deltas.get(view.node.id)
+        return chunk_batches(self._context.files, view, delta, batch_size)
+
+    def manifests(self) -> Iterator[pa.RecordBatch]:
+        """List the manifests of the snapshot that this session began on, in batches.
+
+        Columns: ``manifest`` (its id), ``size_bytes``, ``chunk_count``, and ``arrays``: for each array that it
+        has rows of, in their order, ``path``, ``row`` (its first), ``chunk_count``, ``extent``, ``flags``.
+        """
+        yield from manifest_table(self._staging.base).to_batches(max_chunksize=_MANIFESTS_AT_ONCE)
 
     def read_chunk(self, found: ChunkRef | bytes, start: int, stop: int) -> bytes | memoryview:
         """Read a part of a chunk that was found."""
@@ -252,7 +291,7 @@ class BaseSession:
         assert ref.file is not None
         key = chunk_key(ref.file)
         first, length = (0, ref.length) if ref.crc32c is not None else (start, stop - start)
-        data = self._context.storage.get_range(key, ref.offset + first, length)
+        data = self._context.files.read_range(key, ref.offset + first, length)
         if len(data) != length:
             raise CorruptFileError(
                 f"{key} is cut: a chunk of {ref.length} bytes should begin at {ref.offset}", key=key
@@ -278,30 +317,31 @@ class BaseSession:
                 view = self.get_array(path)  # changed meanwhile, by another thread
                 if not view.grid.contains(coord):
                     raise _outside(path, coord, view)
-            self._staging.delta(view.node.id).entries[key] = value
-            place = (view.node.id, key)
-            self._drop_pending([place])
-            if not isinstance(value, bytes) or self._writer.is_inline(size_bytes):
-                return
-            self._pending[place] = value
-            self._pending_bytes += size_bytes
-            full = self._pending_bytes >= self._context.config.chunk_file_size_bytes
-        if full:
-            self._write_pending()
+            node_id = view.node.id
+            self._staging.delta(node_id).entries[key] = value
+            if isinstance(value, bytes) and not self._writer.is_inline(size_bytes):
+                self._pending.add((node_id, key), value)
+            else:
+                self._pending.drop((node_id, key))
+            self._unchecked += 1
+            many = self._unchecked >= _ENTRIES_CHECKED
+        if self._pending.is_full or many:
+            self._make_room()
 
-    def _drop_pending(self, places: Sequence[tuple[int, bytes]]) -> None:
-        """Forget payloads that are overwritten or deleted before they were written."""
-        for place in places:
-            payload = self._pending.pop(place, None)
-            if payload is not None:
-                self._pending_bytes -= len(payload)
+    def _make_room(self) -> None:
+        """Write what waits in memory, where that has become much."""
+        with self._lock:
+            self._write_pending()
+            self._unchecked = 0
+            deltas = self._staging.deltas
+            while sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
+                node_id = max(deltas, key=lambda each: len(deltas[each].entries))
+                write_entries(self._context, deltas[node_id], node_id)
 
     def _write_pending(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
         with self._lock:
-            for (node_id, key), ref in self._writer.write_many(dict(self._pending)):
-                payload = self._pending.pop((node_id, key))
-                self._pending_bytes -= len(payload)
+            for (node_id, key), payload, ref in self._pending.write():
                 delta = self._staging.deltas.get(node_id)
                 if delta is not None and delta.entries.get(key) is payload:
                     delta.entries[key] = ref
@@ -316,7 +356,7 @@ class BaseSession:
             if self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
                 self._staging.delta(view.node.id).entries[key] = None
-                self._drop_pending([(view.node.id, key)])
+                self._pending.drop((view.node.id, key))
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
@@ -327,19 +367,27 @@ class BaseSession:
                 raise _outside(path, coord, view)
             key = coords.encode_one(coord)
             self._staging.delta(view.node.id).entries[key] = ref
-            self._drop_pending([(view.node.id, key)])
+            self._pending.drop((view.node.id, key))
 
-    def set_references(self, array_path: str | None, table: pa.Table) -> None:
+    def set_references(
+        self, array_path: str | None, references: Any, *, duplicates: str = "error"
+    ) -> None:
         """Point many chunks of arrays at byte ranges of files that exist already.
+
+        Many references are written while they stream in, so they may be more than fits into memory; they
+        may come in any order.
 
         Parameters
         ----------
         array_path
-            The array; None where the table has a column ``path``.
-        table
-            Columns ``location``, ``offset``, ``length``; optionally ``etag`` and ``last_modified``; and
-            the chunk's place, as a column ``index`` of lists or one integer column per dimension, named as
-            the array's dimensions or ``index_0``, ``index_1``, ….
+            The array; None where the references have a column ``path``.
+        references
+            A table, record batch, record batch reader, dataset or scanner of pyarrow, or anything with
+            ``__arrow_c_stream__``. Columns ``location``, ``offset``, ``length``; optionally ``etag`` and
+            ``last_modified``; and the chunk's place, as a column ``index`` of lists or one integer column
+            per dimension, named as the array's dimensions or ``index_0``, ``index_1``, ….
+        duplicates
+            ``"error"`` refuses a chunk that stands there twice, ``"last"`` keeps the last.
 
         Raises
         ------
@@ -348,12 +396,33 @@ class BaseSession:
         """
         with self._lock:
             self._check_writable()
-            for node_id, staged in stage_references(self.get_array, array_path, table):
-                self._staging.delta(node_id).add_table(staged)
-                entries = self._staging.deltas[node_id].entries
-                self._drop_pending(
-                    [p for p in self._pending if p[0] == node_id and p[1] not in entries]
+            writer = ManifestWriter(self._context.storage, new_id)
+            self.stage(
+                stage_references(
+                    self.get_array,
+                    array_path,
+                    references,
+                    duplicates=duplicates,
+                    layout_of=self.layout_of,
+                    writer=writer,
                 )
+            )
+
+    def layout_of(self, view: ArrayView) -> Layout:
+        """How many references of an array are cut into manifests."""
+        return layout_of(self.config.chunk_manifests, view)
+
+    def stage(self, references: Iterable[StagedReferences]) -> None:
+        """Lay references over what is staged."""
+        with self._lock:
+            for each in references:
+                node_id = each.node_id
+                delta = self._staging.delta(node_id)
+                if len(each.runs):
+                    add_runs(self._context, delta, node_id, each.runs, each.sizes)
+                if each.table.num_rows:
+                    delta.add_table(each.table)
+                self._pending.drop_if(partial(_is_covered, node_id, delta))
 
     # -- commit
 
@@ -361,16 +430,10 @@ class BaseSession:
         return log_of(self._staging.base, self._changes())
 
     def _changes(self) -> Changes:
-        """Put everything staged into columns; bytes in memory count as inline."""
-        deltas = {}
+        """Put everything staged into columns."""
         for node_id, delta in self._staging.deltas.items():
-            entries: dict[bytes, ChunkRef | bytes | None] = {
-                key: ChunkRef(inline=value, length=len(value))
-                if isinstance(value, bytes)
-                else value
-                for key, value in delta.entries.items()
-            }
-            deltas[node_id] = replace(delta, entries=entries).settle(node_id)
+            settle_runs(self._context, delta, node_id)
+        deltas = settle(self._staging.deltas)
         return Changes(
             overlay=self._staging.overlay,
             deltas=deltas,
@@ -403,7 +466,7 @@ class BaseSession:
                 raise InvalidInputError(
                     "there are no changes to commit; allow_empty=True makes a snapshot all the same"
                 )
-            _check_message(message, metadata)
+            check_message(message, metadata)
             self._write_pending()
             attempts = 0
             while True:
@@ -417,8 +480,8 @@ class BaseSession:
 
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
         tip = self._check_writable()
-        assert not self._pending, "a payload is still unwritten"
-        _, planned = committing.plan(
+        assert not self._pending.size_bytes, "a payload is still unwritten"
+        planned = committing.plan(
             self._context,
             tip,
             self._staging.base,
@@ -451,17 +514,13 @@ class BaseSession:
                 self._views.clear()
 
 
+def _is_covered(node_id: int, delta: ArrayDelta, place: tuple[int, bytes]) -> bool:
+    """Whether a payload that waits is of an array and no longer what the session has there."""
+    return place[0] == node_id and place[1] not in delta.entries
+
+
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:
     return InvalidInputError(
         f"the chunk {coord} lies outside the grid {view.grid.chunk_counts} of {path!r}; resize the "
         f"array first"
     )
-
-
-def _check_message(message: str, metadata: Mapping[str, Any] | None) -> None:
-    if not isinstance(message, str):
-        raise InvalidInputError(f"a commit's message must be text, not {message!r}")
-    try:
-        parse_json(json.dumps(dict(metadata or {}), allow_nan=False).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"the metadata of a commit must be JSON: {error}") from error

@@ -3,8 +3,9 @@
 Owns the picture of "base plus changes" that a session reads through, in memory; does no reading or writing.
 Not safe for threads by itself: the session holds the lock.
 
-Small writes are single entries; a bulk write is a sorted table. Newer wins: entries over tables, later tables
-over earlier ones, all over the base.
+Small writes are single entries, bulk writes sorted tables, and large ones *runs*: manifests that are written
+already and that no snapshot names yet. Newer wins: entries over tables, later tables over earlier ones, these
+over runs, which have no chunk in common, and all over the base.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
     ChunkRef,
     concat_sorted,
     keep_rows,
     member_mask,
-    table_of_refs,
+    rows_of_refs,
     with_array_id,
 )
-from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, one_array
+from icechunk_arrow.core.columns import from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.core.snapshot import Node
+from icechunk_arrow.core.snapshot import NO_INVENTORIES, Node
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.log import BulkWrite, ChunkChanges
-    from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.core.snapshot import Inventories, Snapshot
 
-__all__ = ["ArrayDelta", "Delta", "Staging"]
+__all__ = ["ArrayDelta", "Delta", "Runs", "Staging", "settle"]
 
 _ABSENT = object()
 Staged = ChunkRef | bytes | None
@@ -55,15 +56,42 @@ class Delta:
 
     written: pa.Table
     """References, sorted; their array_id is set when the commit is planned."""
+    runs: Inventories
+    """Manifests that the session wrote already; they hold none of the others' chunks."""
+    run_sizes: Mapping[str, int]
     deleted: pa.Array
     """Encoded coordinates of chunks that go, sorted."""
     kept: tuple[int, ...] | None
     """Chunks of the base outside this many along each dimension go."""
 
-    @property
-    def kept_extent(self) -> Extent | None:
-        """The extent outside which chunks of the base go."""
-        return None if self.kept is None else tuple((0, stop) for stop in self.kept)
+    def chunk_set(self, ndim: int) -> ChunkSet:
+        """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
+        return ChunkSet.of(
+            ndim,
+            written=one_array(self.written["coord"]),
+            deleted=self.deleted,
+            runs=self.runs,
+            outside=_extent(self.kept),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runs:
+    """Manifests of one array that a session wrote and no snapshot names; no chunk stands in two of them."""
+
+    inventories: Inventories = NO_INVENTORIES
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    array_id: int = 0
+    """The array that their rows are marked with; after a rebase the array may have another id."""
+    kept: tuple[int, ...] | None = None
+    """Rows outside this many chunks along each dimension are void: the array shrank."""
+
+    def __len__(self) -> int:
+        return len(self.inventories)
+
+    def hold(self, coord: tuple[int, ...]) -> bool:
+        """Whether a chunk that is there, if it is, still counts."""
+        return self.kept is None or all(i < n for i, n in zip(coord, self.kept, strict=True))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,6 +100,8 @@ class ArrayDelta:
 
     entries: dict[bytes, Staged] = field(default_factory=dict)
     tables: list[pa.Table] = field(default_factory=list)
+    runs: Runs = field(default_factory=Runs)
+    """Entries and tables cover rows of these."""
     kept: tuple[int, ...] | None = None
 
     def find(self, coord: bytes) -> tuple[bool, Staged]:
@@ -91,6 +121,34 @@ class ArrayDelta:
         kept = self.kept
         return kept is None or all(i < n for i, n in zip(coord, kept, strict=True))
 
+    def void_in_runs(self) -> ChunkSet:
+        """Tell which rows of the runs do not count, for newer ones or because the array shrank."""
+        present, gone = self.coordinates()
+        return ChunkSet.of(
+            self.runs.inventories.starts.shape[1],
+            written=present,
+            deleted=gone,
+            outside=_extent(self.runs.kept),
+        )
+
+    def rows_of_entries(self) -> pa.Table:
+        """Give the references and inline bytes that were staged one by one as sorted rows."""
+        return settle({0: ArrayDelta(entries=self.entries)})[0].written
+
+    def forget(self, covered: ChunkSet) -> None:
+        """Drop entries and tables that something newer covers."""
+        binary = CHUNK_SCHEMA.field("coord").type
+        keys = list(self.entries)
+        for key, gone in zip(keys, covered.mask(from_values(keys, binary)).tolist(), strict=True):
+            if gone:
+                del self.entries[key]
+        kept = []
+        for table in self.tables:
+            mask = ~covered.mask(one_array(table["coord"]))
+            if mask.any():
+                kept.append(keep_rows(table, mask))
+        self.tables = kept
+
     def add_table(self, table: pa.Table) -> None:
         """Lay many references over what was there."""
         # first, so that a reader in another thread never sees less than what was there before
@@ -105,8 +163,9 @@ class ArrayDelta:
 
     def shrink(self, counts: tuple[int, ...]) -> None:
         """Drop what lies outside a smaller grid, for ever."""
-        before = self.kept or counts
-        self.kept = tuple(min(a, b) for a, b in zip(before, counts, strict=True))
+        self.kept = _smaller(self.kept, counts)
+        if len(self.runs):
+            self.runs = replace(self.runs, kept=_smaller(self.runs.kept, counts))
         limit = np.array(counts, np.uint64)
         self.entries = {
             coord: value
@@ -120,7 +179,7 @@ class ArrayDelta:
         self.tables = [keep_rows(t, m) for t, m in zip(self.tables, inside, strict=True) if m.any()]
 
     def coordinates(self) -> tuple[pa.Array, pa.Array]:
-        """Coordinates of chunks that are staged, and of those that are deleted."""
+        """Coordinates of chunks that are staged in memory, and of those that are deleted."""
         binary = CHUNK_SCHEMA.field("coord").type
         entries = list(self.entries.items())
         present = from_values([key for key, value in entries if value is not None], binary)
@@ -131,39 +190,11 @@ class ArrayDelta:
             present = pa.concat_arrays([present, column.filter(from_numpy(new, pa.bool_()))])
         return present, gone
 
-    def drop_written_by(
-        self, theirs: ChunkChanges, coords_of: Callable[[BulkWrite], Iterable[bytes]]
-    ) -> None:
-        """Forget our changes to the chunks that somebody else changed too."""
-        single = {*theirs.written, *theirs.deleted}
-        for bulk in theirs.bulk:
-            if not bulk.is_dense:
-                single.update(coords_of(bulk))
-        boxes = [bulk.extent for bulk in theirs.bulk if bulk.is_dense]
-
-        def is_theirs(coord: bytes) -> bool:
-            place = coords.decode_one(coord)
-            return coord in single or any(
-                all(a <= i < b for i, (a, b) in zip(place, box, strict=True)) for box in boxes
-            )
-
-        self.entries = {key: v for key, v in self.entries.items() if not is_theirs(key)}
-        kept = []
-        for table in self.tables:
-            column = one_array(table["coord"])
-            mask = np.array([not is_theirs(coord) for coord in column.to_pylist()], np.bool_)
-            if mask.any():
-                kept.append(keep_rows(table, mask))
-        self.tables = kept
-
-    def settle(self, array_id: int) -> Delta:
-        """Put everything into columns; every payload must have become a reference."""
-        refs = {key: value for key, value in self.entries.items() if isinstance(value, ChunkRef)}
+    def settle(self, array_id: int, refs: pa.Table) -> Delta:
+        """Put everything into columns; ``refs`` are the references that were staged one by one."""
         gone = sorted(key for key, value in self.entries.items() if value is None)
-        assert len(refs) + len(gone) == len(self.entries), "a payload is still unwritten"
-        newest = table_of_refs(array_id, refs) if refs else empty_table(CHUNK_SCHEMA)
         deleted = from_values(gone, CHUNK_SCHEMA.field("coord").type)
-        tables = [newest] if refs else []
+        tables = [refs] if refs.num_rows else []
         for table in reversed(self.tables):
             rest = with_array_id(table, array_id)
             for cover in (*tables, None):
@@ -172,7 +203,41 @@ class ArrayDelta:
                     rest = keep_rows(rest, ~member_mask(rest["coord"], over))
             if rest.num_rows:
                 tables.append(rest)
-        return Delta(written=concat_sorted(tables), deleted=deleted, kept=self.kept)
+        return Delta(
+            written=concat_sorted(tables),
+            runs=self.runs.inventories,
+            run_sizes=self.runs.sizes,
+            deleted=deleted,
+            kept=self.kept,
+        )
+
+
+def settle(deltas: Mapping[int, ArrayDelta]) -> dict[int, Delta]:
+    """Put everything staged into columns, all arrays at once; bytes in memory count as inline."""
+    places: list[tuple[int, bytes]] = []
+    refs: list[ChunkRef] = []
+    starts = [0]
+    for array_id, delta in sorted(deltas.items()):
+        for key, value in sorted(delta.entries.items()):
+            if value is not None:
+                places.append((array_id, key))
+                if isinstance(value, bytes):
+                    value = ChunkRef(inline=value, length=len(value))  # noqa: PLW2901
+                refs.append(value)
+        starts.append(len(places))
+    table = rows_of_refs(places, refs)
+    return {
+        array_id: deltas[array_id].settle(array_id, table.slice(start, stop - start))
+        for array_id, start, stop in zip(sorted(deltas), starts[:-1], starts[1:], strict=True)
+    }
+
+
+def _extent(kept: tuple[int, ...] | None) -> Extent | None:
+    return None if kept is None else tuple((0, stop) for stop in kept)
+
+
+def _smaller(kept: tuple[int, ...] | None, counts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(min(a, b) for a, b in zip(kept or counts, counts, strict=True))
 
 
 def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
@@ -228,7 +293,10 @@ class Staging:
 
     def delta(self, node_id: int) -> ArrayDelta:
         """Uncommitted chunks of an array, to be changed."""
-        return self.deltas.setdefault(node_id, ArrayDelta())
+        found = self.deltas.get(node_id)
+        if found is None:
+            found = self.deltas[node_id] = ArrayDelta()
+        return found
 
     def set_document(
         self, path: str, document: dict[str, Any], attributes_of: Callable[[Node], bytes | None]

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.storage.settings import StorageSettings
 
-__all__ = ["LOCATION_PATTERN", "VirtualAccess", "check_location"]
+__all__ = ["LOCATION_PATTERN", "VirtualAccess", "check_location", "is_far"]
 
 LOCATION_PATTERN = r"^[a-z][a-z0-9+.-]*://[^/]"
 """What an absolute location looks like; a local file has three slashes."""
 _LOCAL = r"^(file|local):///[^/]"
 _ABSOLUTE = re.compile(rf"({_LOCAL})|({LOCATION_PATTERN})", re.IGNORECASE)
+_NEAR = frozenset({"file", "local", "memory"})
 _BAD_PARTS = re.compile(r"(^|/)\.{1,2}(/|$)|::|[\x00-\x1f\x7f\\]|%2e%2e|%2f\.\.", re.IGNORECASE)
 
 
@@ -45,6 +46,12 @@ def check_location(location: str) -> str:
     if fault is not None:
         raise InvalidInputError(f"{location!r} cannot be the location of a virtual chunk: {fault}")
     return location
+
+
+def is_far(location: str) -> bool:
+    """Whether reading a location is a request to another machine; never for a bare name."""
+    scheme, separator, _ = location.partition("://")
+    return bool(separator) and scheme.lower() not in _NEAR
 
 
 def _normal(url: str) -> str:

@@ -22,15 +22,11 @@ __all__ = ["KIND", "SCHEMA", "decode", "encode", "row_of"]
 KIND = FileKind.ATTRIBUTES
 SCHEMA = pa.schema(
     [
-        pa.field("id", pa.uint32(), nullable=False, metadata={"description": "id of the node"}),
-        pa.field(
-            "attributes",
-            pa.binary(),
-            nullable=False,
-            metadata={"description": "the node's attributes, one JSON object"},
-        ),
+        pa.field("id", pa.uint32(), nullable=False),
+        pa.field("attributes", pa.binary(), nullable=False),
     ]
 )
+"""Id of the node, and its attributes as one JSON object."""
 
 
 def encode(rows: Sequence[tuple[int, bytes]], identifier: str) -> bytes:
@@ -45,7 +41,7 @@ def encode(rows: Sequence[tuple[int, bytes]], identifier: str) -> bytes:
         identifier=identifier,
         facts={},
         boundaries=[len(rows)],
-        settings={"compression_level": 3, "use_dictionary": False, "write_statistics": False},
+        settings={"use_dictionary": False, "write_statistics": False},
     )
 
 

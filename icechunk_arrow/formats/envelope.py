@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "FEW_ROWS",
     "IMPLEMENTATION",
     "SPEC_VERSION",
     "Sealed",
     "header_metadata",
     "open_seal",
+    "open_whole",
     "read_row_groups",
+    "read_rows",
     "read_whole",
     "seal_needs",
     "write",
@@ -66,9 +69,11 @@ _FOOTER_END = 8
 _MAX_FOOTER_BYTES = 1 << 30
 _MAX_GROUP_ROWS = 1 << 24
 _MAX_GROUP_VALUES = 1 << 28
-_FEW_ROWS = 256
+FEW_ROWS = 256
 """Up to so many rows dictionaries cost more than they save: of a structure file of two nodes a third of
-the time to write it and 900 bytes."""
+the time to write it and 900 bytes. The same goes for statistics of a single row group."""
+_FEW_BYTES = 1536
+"""Up to so many bytes of rows in memory, compression saves next to nothing and takes a third of the time."""
 
 
 def _header(kind: FileKind) -> bytes:
@@ -97,18 +102,25 @@ def write(
     boundaries: Sequence[int],
     settings: Mapping[str, Any],
 ) -> bytes:
-    """Encode rows as a sealed Parquet file; ``boundaries`` are the row numbers at which groups end."""
-    if table.num_rows <= _FEW_ROWS:
-        settings = {**settings, "use_dictionary": False}
+    """Encode rows as a sealed Parquet file; ``boundaries`` are the row numbers at which groups end.
+
+    The Arrow schema is stored only where ``settings`` say so: it is half of a small file.
+    """
+    chosen = {"compression": "zstd", "compression_level": 3, "store_schema": False, **settings}
+    if table.num_rows <= FEW_ROWS:
+        chosen |= {"use_dictionary": False, "compression_level": 3}
+        if len(boundaries) <= 1:
+            chosen |= {"write_statistics": False, "write_page_index": False}
+        if table.nbytes <= _FEW_BYTES:
+            chosen |= {"compression": "none", "compression_level": None}
     sink = pa.BufferOutputStream()
     writer = pq.ParquetWriter(
         sink,
         table.schema,
         version="2.6",
-        compression="zstd",
         write_page_checksum=True,
         use_compliant_nested_type=False,  # list items are named "item", as documented
-        **settings,
+        **chosen,
     )
     ends: list[int] = []
     start = 0
@@ -311,13 +323,14 @@ def read_row_groups(
                 sealed.key, f"the bytes of row group {group} do not match their checksum"
             )
     rows = sum(_row_count(sealed, group) for group in groups)
+    coded = [name for name in dictionaries if _can_stay_coded(sealed, groups, name)]
     try:
         parquet = pq.ParquetFile(
             _Window(view, start),
             metadata=sealed.metadata,
             page_checksum_verification=True,
             pre_buffer=False,
-            read_dictionary=list(dictionaries),
+            read_dictionary=coded,
         )
         table = parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
@@ -325,6 +338,15 @@ def read_row_groups(
     if table.num_rows != rows:
         raise _damaged(sealed.key, f"it has {table.num_rows} rows where its footer says {rows}")
     return table
+
+
+def _can_stay_coded(sealed: Sealed, groups: Sequence[int], name: str) -> bool:
+    """Whether pyarrow can read a column as a dictionary: not from delta encoded strings."""
+    names = sealed.metadata.schema.names
+    return name in names and not any(
+        "DELTA_BYTE_ARRAY" in sealed.metadata.row_group(group).column(names.index(name)).encodings
+        for group in groups
+    )
 
 
 def _row_count(sealed: Sealed, group: int) -> int:
@@ -337,13 +359,31 @@ def _row_count(sealed: Sealed, group: int) -> int:
     return rows
 
 
-def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:
-    """Check and decode a file of which all bytes are at hand."""
+def open_whole(data: bytes, kind: FileKind, identifier: str) -> Sealed:
+    """Check the end of a file of which all bytes are at hand."""
     sealed = open_seal(data, len(data), kind, identifier)
     if data[:4] != _PARQUET_MAGIC:
         raise _damaged(sealed.key, "it does not begin like a Parquet file")
+    return sealed
+
+
+def read_rows(
+    sealed: Sealed,
+    data: bytes,
+    *,
+    columns: Sequence[str] | None = None,
+    dictionaries: Iterable[str] = (),
+) -> pa.Table:
+    """Check and decode all row groups of a file that :func:`open_whole` opened."""
     groups = range(sealed.row_group_count)
     if not groups:
-        return sealed, empty_table(sealed.metadata.schema.to_arrow_schema())
+        return empty_table(sealed.metadata.schema.to_arrow_schema())
     start, stop = sealed.byte_range(groups[0], groups[-1])
-    return sealed, read_row_groups(sealed, groups, memoryview(data)[start:stop])
+    view = memoryview(data)[start:stop]
+    return read_row_groups(sealed, groups, view, columns=columns, dictionaries=dictionaries)
+
+
+def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:
+    """Check and decode a file of which all bytes are at hand."""
+    sealed = open_whole(data, kind, identifier)
+    return sealed, read_rows(sealed, data)

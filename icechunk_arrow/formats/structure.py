@@ -10,7 +10,6 @@ beside them; whatever a commit does not touch goes from file to file as columns.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
     conform,
-    empty_table,
     from_numpy,
     from_values,
     indices,
@@ -42,9 +40,15 @@ from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats import facts as facts_format
 from icechunk_arrow.formats.layout import FileKind, file_id, file_name, key_of
+from icechunk_arrow.formats.live_manifests import (
+    ROW_COUNTS,
+    flat_entries,
+    manifests_of,
+    with_entries,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -58,9 +62,6 @@ __all__ = [
     "decode_facts",
     "empty_snapshot",
     "encode",
-    "manifest_row_counts",
-    "tenant_ids",
-    "tenants",
     "with_changes",
 ]
 
@@ -68,7 +69,6 @@ KIND = FileKind.STRUCTURE
 _FACTS = "icechunk.snapshot"
 _EXTENSIONS = "icechunk.extensions"
 _WIDTH = "icechunk.width"
-_ROW_COUNTS = "row_counts"
 _ARRAY = from_values(["array"], pa.string())[0]
 
 
@@ -147,7 +147,7 @@ def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
 
 SCHEMA = _make_schema(pa.uint16(), pa.uint16())
 WIDE_SCHEMA = _make_schema(pa.uint64(), pa.uint32())
-_MEMORY_SCHEMA = WIDE_SCHEMA.append(pa.field(_ROW_COUNTS, pa.list_(pa.uint64())))
+_MEMORY_SCHEMA = WIDE_SCHEMA.append(pa.field(ROW_COUNTS, pa.list_(pa.uint64())))
 
 
 def _array_metadata(columns: ArrayColumns) -> dict[str, Any]:
@@ -174,10 +174,7 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
         "id": from_values([n.id for n in nodes], pa.uint32()),
         "type": from_values([n.type for n in nodes], pa.string()),
         "path": from_values([n.path for n in nodes], pa.string()),
-        "array_metadata": from_values(
-            [None if n.columns is None else _array_metadata(n.columns) for n in nodes],
-            _MEMORY_SCHEMA.field("array_metadata").type,
-        ),
+        "array_metadata": _metadata_column(nodes),
         "inline_attrs": from_values([n.attributes for n in nodes], pa.binary()),
         "attrs_reference": from_values(
             [
@@ -188,9 +185,18 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
             _MEMORY_SCHEMA.field("attrs_reference").type,
         ),
         "inventories": _inventory_column(nodes),
-        _ROW_COUNTS: _row_count_column(nodes),
+        ROW_COUNTS: _row_count_column(nodes),
     }  # fmt: skip
     return pa.Table.from_arrays([arrays[f.name] for f in _MEMORY_SCHEMA], schema=_MEMORY_SCHEMA)
+
+
+def _metadata_column(nodes: Sequence[Node]) -> pa.Array:
+    """Put arrays' metadata into a column; arrays often come in crowds of the same kind."""
+    kinds: dict[ArrayColumns | None, int] = {}
+    rows = [kinds.setdefault(node.columns, len(kinds)) for node in nodes]
+    values = [None if each is None else _array_metadata(each) for each in kinds]
+    column = from_values(values, _MEMORY_SCHEMA.field("array_metadata").type)
+    return column if len(kinds) == len(nodes) else column.take(indices(np.array(rows, np.int64)))
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
@@ -243,24 +249,23 @@ def with_changes(
     removed: Iterable[int],
     changed: Sequence[Node],
     manifest_sizes: Mapping[str, int],
+    replaced: Collection[str] = (),
+    added: pa.Table | None = None,
 ) -> Snapshot:
     """Make the snapshot after ``base``: without removed node ids, with changed or new nodes.
 
-    ``manifest_sizes`` names at least every manifest that the new snapshot refers to.
+    The entries of ``replaced`` manifests go, and ``added`` ones come. ``manifest_sizes`` names at least every
+    manifest that the new snapshot refers to.
     """
     removed = set(removed)
-    if base is not None and not removed and all(_only_inventories(base, node) for node in changed):
-        return _with_inventories(base, facts, changed, manifest_sizes)
-    table = _rows_of(changed) if changed else empty_table(_MEMORY_SCHEMA)
-    if base is not None and base.table.num_rows:
-        gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
-        kept = np.flatnonzero(~np.isin(to_numpy(base.table["id"]), gone)) + table.num_rows
-        rows = indices(np.concatenate([np.arange(table.num_rows), kept]))
-        table = pa.concat_tables([table, base.table]).combine_chunks()
-        order = pc.sort_indices(table["path"].take(rows))
-        table = table.take(rows.take(order)).combine_chunks()
-    else:
+    if base is None:
+        table = _rows_of(changed)
         table = table.take(pc.sort_indices(table["path"]))
+    elif changed or removed:
+        table = _with_nodes(base.table, removed, changed)
+    else:
+        table = base.table
+    table = with_entries(table, replaced, added)
     extensions = dict(base.extensions) if base is not None else {}
     for node in changed:
         extensions.pop(node.id, None)
@@ -271,34 +276,15 @@ def with_changes(
         table,
         facts,
         {i: e for i, e in extensions.items() if i in live},
-        {name: manifest_sizes[name] for name in _manifests_of(table)},
+        {name: manifest_sizes[name] for name in manifests_of(table)},
     )
 
 
-def _only_inventories(base: Snapshot, node: Node) -> bool:
-    """Whether nothing but a node's inventories differs from the base."""
-    old = base.find_node_by_id(node.id)
-    return old is not None and replace(node, inventories=old.inventories) == old
-
-
-def _with_inventories(
-    base: Snapshot, facts: SnapshotFacts, changed: Sequence[Node], manifest_sizes: Mapping[str, int]
-) -> Snapshot:
-    """Give some nodes other inventories: the commonest commit, which leaves all other columns as they are."""
-    table = base.table
-    if changed:
-        rows = np.arange(table.num_rows)
-        rows[[base.rows_by_id[node.id] for node in changed]] = len(rows) + np.arange(len(changed))
-        columns = {
-            "inventories": _inventory_column(changed),
-            _ROW_COUNTS: _row_count_column(changed),
-        }
-        for name, column in columns.items():
-            both = pa.concat_arrays([one_array(table[name]), column])
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, table.schema.field(place), both.take(indices(rows)))
-    sizes = {name: manifest_sizes[name] for name in _manifests_of(table)}
-    return _snapshot(table, facts, base.extensions, sizes)
+def _with_nodes(table: pa.Table, removed: Iterable[int], changed: Sequence[Node]) -> pa.Table:
+    gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
+    kept = table.take(indices(np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))))
+    both = pa.concat_tables([kept, _rows_of(changed)]).combine_chunks()
+    return both.take(pc.sort_indices(both["path"])).combine_chunks()
 
 
 def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
@@ -323,69 +309,20 @@ def _snapshot(
     )
 
 
-def _flat(table: pa.Table) -> pa.Array:
-    """All inventory entries of all nodes, one after the other."""
-    return one_array(table["inventories"]).flatten()
-
-
-def _manifests_of(table: pa.Table) -> list[str]:
-    """Ids of the manifests, in the order in which the rows name them first."""
-    files = _flat(table).field("inventory_file").dictionary_encode().dictionary
-    return [file_id(name) for name in files.to_pylist()]
-
-
-def _entries(table: pa.Table) -> tuple[pa.Array, npt.NDArray[np.uint32]]:
-    """Manifest name and node id of every inventory entry."""
-    lists = one_array(table["inventories"])
-    names = lists.flatten().field("inventory_file")
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
-    return names, to_numpy(table["id"])[owners]
-
-
-def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, set[int]]:
-    """Tell which arrays have rows in each of these manifests."""
-    found: dict[str, set[int]] = {name: set() for name in manifests}
-    if not found:
-        return found
-    names, owners = _entries(snapshot.table)
-    wanted = from_values([file_name(name) for name in found], pa.string())
-    mask = to_numpy(pc.is_in(names, value_set=wanted))
-    chosen = names.take(indices(np.flatnonzero(mask))).to_pylist()
-    for name, owner in zip(chosen, owners[mask].tolist(), strict=True):
-        found[file_id(name)].add(owner)
-    return found
-
-
-def tenant_ids(snapshot: Snapshot, manifests: Iterable[str]) -> set[int]:
-    """Tell which arrays have rows in any of these manifests."""
-    return set().union(*tenants(snapshot, manifests).values())
-
-
-def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:
-    """Count the rows of every live manifest."""
-    coded = _flat(snapshot.table).field("inventory_file").dictionary_encode()
-    counts = to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten())
-    names = coded.dictionary.to_pylist()
-    codes = to_numpy(coded.indices)
-    sums = np.zeros(len(names), np.uint64)
-    np.add.at(sums, codes, counts)
-    return {file_id(name): count for name, count in zip(names, sums.tolist(), strict=True)}
-
-
 def _facts_json(snapshot: Snapshot) -> str:
-    sizes = [snapshot.manifest_sizes[name] for name in _manifests_of(snapshot.table)]
+    sizes = [snapshot.manifest_sizes[name] for name in manifests_of(snapshot.table)]
     references = one_array(snapshot.table["attrs_reference"]).drop_null()
     return facts_format.encode(
         snapshot.facts,
         attribute_files=references.field("attrs_file").unique().to_pylist(),
         manifest_sizes=np.array(sizes, np.uint64),
-        row_counts=to_numpy(one_array(snapshot.table[_ROW_COUNTS]).flatten()),
+        row_counts=to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten()),
     )
 
 
 def encode(snapshot: Snapshot) -> bytes:
     """Encode a snapshot as a structure file, in the documented widths if every value fits them."""
-    table = snapshot.table.drop_columns([_ROW_COUNTS])
+    table = snapshot.table.drop_columns([ROW_COUNTS])
     try:
         table, width = _conform(table, SCHEMA), "narrow"
     except pa.ArrowInvalid:
@@ -402,7 +339,7 @@ def encode(snapshot: Snapshot) -> bytes:
         identifier=snapshot.id,
         facts=facts,
         boundaries=[table.num_rows] if table.num_rows else [],
-        settings={"compression_level": 3, "use_dictionary": True, "write_statistics": False},
+        settings={"use_dictionary": True, "write_statistics": False, "store_schema": True},
     )
 
 
@@ -429,7 +366,7 @@ def decode(data: bytes, identifier: str) -> Snapshot:
     facts = decode_facts(sealed)
     try:
         table = _conform(table, WIDE_SCHEMA)
-        manifests = _manifests_of(table)
+        manifests = manifests_of(table)
         extensions = _decode_extensions(sealed)
     except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
@@ -437,12 +374,12 @@ def decode(data: bytes, identifier: str) -> Snapshot:
         sealed.fact(_FACTS),
         sealed.key,
         manifest_count=len(manifests),
-        entry_count=len(_flat(table)),
+        entry_count=len(flat_entries(table)),
     )
     buffers = one_array(table["inventories"]).buffers()[:2]
     children = [from_numpy(counts, pa.uint64())]
     lists = pa.Array.from_buffers(pa.list_(pa.uint64()), table.num_rows, buffers, children=children)
-    table = table.append_column(_MEMORY_SCHEMA.field(_ROW_COUNTS), lists)
+    table = table.append_column(_MEMORY_SCHEMA.field(ROW_COUNTS), lists)
     sizes_by_name = dict(zip(manifests, sizes.tolist(), strict=True))
     snapshot = _snapshot(table, facts, extensions, sizes_by_name)
     _check_rows(snapshot, sealed.key)
@@ -535,9 +472,11 @@ def _inventories(line: pa.Table, ndim: int) -> Inventories:
         starts=box[:, :, 0],
         stops=box[:, :, 1],
         flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
-        row_counts=to_numpy(line[_ROW_COUNTS].chunk(0).flatten()),
+        row_counts=to_numpy(line[ROW_COUNTS].chunk(0).flatten()),
     )
     _check_extents(found)
+    if ndim and (found.starts[1:, 0] < found.starts[:-1, 0]).any():
+        return found.in_order()  # look-ups rely on it
     return found
 
 

@@ -12,9 +12,10 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import table_from_rows
+from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
@@ -22,7 +23,7 @@ from icechunk_arrow.formats.layout import FileKind, file_id, file_name
 from icechunk_arrow.formats.times import encode_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from icechunk_arrow.core.snapshot import SnapshotFacts
 
 __all__ = ["KIND", "OPERATIONS", "SCHEMA", "decode", "encode"]
 
@@ -41,112 +42,123 @@ OPERATIONS = (
 )
 
 
-def _field(name: str, arrow_type: pa.DataType, meaning: str, *, null: bool = True) -> pa.Field:
-    return pa.field(name, arrow_type, nullable=null, metadata={"description": meaning})
-
-
-_EXTENT = pa.list_(pa.list_(pa.uint64(), 2))
 SCHEMA = pa.schema(
     [
-        _field("id", pa.uint32(), "place of the operation in the commit", null=False),
-        _field("operation", pa.string(), "one of: " + ", ".join(OPERATIONS), null=False),
-        _field("node_id", pa.uint32(), "id of the node; null for the snapshot"),
-        _field("node_type", pa.string(), "array or group"),
-        _field(
-            "path", pa.string(), "path of the node after the commit; a deleted node's last path"
-        ),
-        _field("from_path", pa.string(), "path before a move"),
-        _field("coord", pa.binary(), "the chunk that was written or deleted"),
-        _field("manifest", pa.string(), "the manifest file that holds the chunks written at once"),
-        _field(
-            "extent",
-            _EXTENT,
-            "smallest extent around chunks written at once; the grid that is left by a truncation",
-        ),
-        _field("chunk_count", pa.uint64(), "how many chunks were written at once"),
-        _field("snapshot", pa.string(), "facts of the snapshot as JSON, in the first row only"),
+        pa.field("id", pa.uint32(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("node_id", pa.uint32()),
+        pa.field("node_type", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("from_path", pa.string()),
+        pa.field("coord", pa.binary()),
+        pa.field("manifest", pa.string()),
+        pa.field("extent", pa.list_(pa.list_(pa.uint64()))),
+        pa.field("chunk_count", pa.uint64()),
+        pa.field("snapshot", pa.string()),
     ]
 )
-_BLANK: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+"""All that a plain reader sees without the Arrow schema, which would be more than half of a small log."""
 
 
-def _node_row(operation: str, node: NodeName, **more: Any) -> dict[str, Any]:
-    return {
-        **_BLANK,
-        "operation": operation,
-        "node_id": node.id,
-        "node_type": node.type,
-        "path": node.path,
-        **more,
-    }
+class _Columns:
+    """The rows of a log as they are put together: what a row does not name is null."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.used: set[str] = {"id"}
+        self.values: dict[str, list[Any]] = {name: [] for name in SCHEMA.names if name != "id"}
+
+    def add(self, operation: str, node: NodeName | None = None, **more: Any) -> None:
+        """Add one row."""
+        self.add_many(operation, node, 1, **{name: [value] for name, value in more.items()})
+
+    def add_many(self, operation: str, node: NodeName | None, count: int, **more: Any) -> None:
+        """Add rows of one operation on one node."""
+        same: dict[str, Any] = {"operation": operation}
+        if node is not None:
+            same |= {"node_id": node.id, "node_type": node.type, "path": node.path}
+        for name, column in self.values.items():
+            column.extend(more[name] if name in more else [same.get(name)] * count)
+        self.used |= same.keys() | more.keys()
+        self.count += count
+
+    def table(self) -> pa.Table:
+        """Give the rows as columns."""
+        numbers = from_numpy(np.arange(self.count, dtype=np.uint32), pa.uint32())
+        columns = [
+            numbers if field.name == "id"
+            else from_values(self.values[field.name], field.type) if field.name in self.used
+            else pa.nulls(self.count, field.type)
+            for field in SCHEMA
+        ]  # fmt: skip
+        return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def _rows(log: TransactionLog) -> Iterator[dict[str, Any]]:
+def _rows(log: TransactionLog) -> pa.Table:
     assert log.facts is not None
-    facts = log.facts
-    yield {
-        **_BLANK,
-        "operation": "snapshot",
-        "snapshot": json.dumps(
-            {
-                "id": facts.id,
-                "parent_id": facts.parent_id,
-                "written_at": encode_time(facts.written_at),
-                "started_at": encode_time(facts.started_at),
-                "message": facts.message,
-                "properties": dict(facts.properties),
-                "total_parents": facts.total_parents,
-                "next_node_id": facts.next_node_id,
-                "branch": facts.branch,
-                "sequence": facts.sequence,
-            },
-            separators=(",", ":"),
-        ),
-    }
+    rows = _Columns()
+    rows.add("snapshot", snapshot=_facts_json(log.facts))
     for node in log.created:
-        yield _node_row("create_node", node)
+        rows.add("create_node", node)
     for node in log.deleted:
-        yield _node_row("delete_node", node)
+        rows.add("delete_node", node)
     for node, from_path in log.moved:
-        yield _node_row("move_node", node, from_path=from_path)
+        rows.add("move_node", node, from_path=from_path)
     for node in log.updated_metadata:
-        yield _node_row("update_metadata", node)
+        rows.add("update_metadata", node)
     for node in log.updated_attributes:
-        yield _node_row("update_attributes", node)
+        rows.add("update_attributes", node)
     for node_id, changes in sorted(log.chunks.items()):
-        yield from _chunk_rows(log.names[node_id], changes)
+        _add_chunks(rows, log.names[node_id], changes)
+    return rows.table()
 
 
-def _chunk_rows(node: NodeName, changes: ChunkChanges) -> Iterator[dict[str, Any]]:
+def _facts_json(facts: SnapshotFacts) -> str:
+    return json.dumps(
+        {
+            "id": facts.id,
+            "parent_id": facts.parent_id,
+            "written_at": encode_time(facts.written_at),
+            "started_at": encode_time(facts.started_at),
+            "message": facts.message,
+            "properties": dict(facts.properties),
+            "total_parents": facts.total_parents,
+            "next_node_id": facts.next_node_id,
+            "branch": facts.branch,
+            "sequence": facts.sequence,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _add_chunks(rows: _Columns, node: NodeName, changes: ChunkChanges) -> None:
     if changes.kept is not None:
-        kept = [(0, stop) for stop in changes.kept]
-        yield _node_row("truncate_chunks", node, extent=kept)
-    for bulk in changes.bulk:
-        yield _node_row(
+        rows.add("truncate_chunks", node, extent=[(0, stop) for stop in changes.kept])
+    if changes.bulk:
+        rows.add_many(
             "write_chunks",
             node,
-            manifest=file_name(bulk.manifest),
-            extent=bulk.extent,
-            chunk_count=bulk.chunk_count,
+            len(changes.bulk),
+            manifest=[file_name(bulk.manifest) for bulk in changes.bulk],
+            extent=[bulk.extent for bulk in changes.bulk],
+            chunk_count=[bulk.chunk_count for bulk in changes.bulk],
         )
-    for coord in changes.written:
-        yield _node_row("write_chunk", node, coord=coord)
-    for coord in changes.deleted:
-        yield _node_row("delete_chunk", node, coord=coord)
+    for operation, coords in (("write_chunk", changes.written), ("delete_chunk", changes.deleted)):
+        if coords:
+            rows.add_many(operation, node, len(coords), coord=coords)
 
 
 def encode(log: TransactionLog) -> bytes:
     """Encode what a commit did."""
     assert log.facts is not None
-    rows = [{**row, "id": number} for number, row in enumerate(_rows(log))]
+    rows = _rows(log)
     return envelope.write(
-        table_from_rows(rows, SCHEMA),
+        rows,
         kind=KIND,
         identifier=log.facts.id,
         facts={},
-        boundaries=[len(rows)],
+        boundaries=[rows.num_rows],
         settings={
-            "compression_level": 3,
             "use_dictionary": ["operation", "node_type", "path", "from_path", "manifest"],
             "column_encoding": {"id": "DELTA_BINARY_PACKED", "coord": "DELTA_BYTE_ARRAY"},
             "write_statistics": False,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,16 @@ from icechunk_arrow.core import chunks, coords
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_values
 from tests.formats.kinds import ID
-from tests.formats.strategies import chunk_refs, chunk_tables, extents, refs_of
+from tests.formats.strategies import (
+    chunk_refs,
+    chunk_tables,
+    extents,
+    refs_of,
+    rows_and_groups,
+)
+
+if TYPE_CHECKING:
+    from random import Random
 
 NATIVE = ChunkRef(file=ID, offset=5, length=10)
 VIRTUAL = ChunkRef(file="s3://b/k", offset=5, length=10)
@@ -114,6 +125,97 @@ def test_flags_of_contents(refs: list[ChunkRef]) -> None:
     bits = {"inline": 2, "native": 4, "virtual": 8}
 
     assert chunks.content_flags(table_of(*refs)) == sum({bits[ref.kind] for ref in refs})
+
+
+@given(chunk_tables(), st.data())
+def test_coded_files_are_the_same_references(table: pa.Table, data: st.DataObject) -> None:
+    """Sorting, uniting, picking and describing do not ask how files' names stand in memory."""
+    coded = chunks.with_coded_files(table)
+    cut = data.draw(st.integers(0, table.num_rows))
+    parts = [chunks.with_coded_files(table.slice(cut)), table.slice(0, cut)]
+    mask = np.array([data.draw(st.booleans()) for _ in range(table.num_rows)], np.bool_)
+
+    assert coded.schema.equals(chunks.CODED_SCHEMA)
+    assert chunks.with_coded_files(coded) is coded
+    assert chunks.content_flags(coded) == chunks.content_flags(table)
+    assert chunks.concat_sorted(parts).cast(chunks.CHUNK_SCHEMA).equals(table)
+    assert chunks.sort_rows(coded).cast(chunks.CHUNK_SCHEMA).equals(table)
+    kept = chunks.keep_rows(chunks.concat_sorted(parts), mask)
+    assert kept.cast(chunks.CHUNK_SCHEMA).equals(chunks.keep_rows(table, mask))
+
+
+@given(st.integers(1, 90), st.randoms())
+def test_keeping_rows(count: int, random: Random) -> None:
+    """Few neighbouring parts or many: the rows where the mask is True."""
+    table = rows_and_groups(count)
+    for share in (0.02, 0.5, 0.98):
+        mask = np.array([random.random() < share for _ in range(count)], np.bool_)
+        kept = chunks.keep_rows(table, mask)
+        assert kept.schema.equals(table.schema)
+        assert keys_of(kept) == [k for k, m in zip(keys_of(table), mask, strict=True) if m]
+
+
+def test_names_as_long_as_a_native_one() -> None:
+    """Of 20 characters, a name is native unless it has a colon or a slash."""
+    names = [ID, "s3://b/5678901234567", ID, "file:///a/b/c/d/efgh", "mem:5678901234567890"]
+    assert {len(name) for name in names} == {20}
+    for name, flag in zip(names, [4, 8, 4, 8, 8], strict=True):
+        assert chunks.content_flags(table_of(ChunkRef(file=name, length=1))) == flag
+    assert chunks.content_flags(table_of(*(ChunkRef(file=n, length=1) for n in names))) == 12
+    assert chunks.content_flags(table_of(VIRTUAL, NATIVE, INLINE)) == 14
+
+
+@st.composite
+def tables_and_ranks(draw: st.DrawFn) -> tuple[pa.Table, dict[int, int]]:
+    """Rows of several arrays of several ranks, some of them boxes without holes."""
+    ranks = draw(st.dictionaries(st.integers(1, 300), st.integers(0, 3), min_size=1, max_size=5))
+    tables = []
+    for array_id, ndim in sorted(ranks.items()):
+        refs = draw(refs_of(ndim))
+        if draw(st.booleans()):
+            sides = [
+                range(s, s + n)
+                for s, n in draw(
+                    st.lists(
+                        st.tuples(st.integers(50, 70), st.integers(1, 3)),
+                        min_size=ndim,
+                        max_size=ndim,
+                    )
+                )
+            ]
+            ref = next(iter(refs.values()))
+            refs = {coords.encode_one(place): ref for place in itertools.product(*sides)}
+        tables.append(chunks.table_of_refs(array_id, refs))
+    return chunks.concat_sorted(tables), ranks
+
+
+@given(tables_and_ranks())
+def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -> None:
+    """The same as array by array: rows, extents, density, contents, form."""
+    table, ranks = given
+    found = chunks.describe_arrays(table, ranks)
+    ids = table["array_id"].to_pylist()
+
+    assert found.array_ids.tolist() == sorted(ranks)
+    assert found.ndims.tolist() == [ranks[i] for i in sorted(ranks)]
+    for place, array_id in enumerate(sorted(ranks)):
+        first, count = ids.index(array_id), ids.count(array_id)
+        rows = table.slice(first, count)
+        extent = chunks.extent_of(rows["coord"].combine_chunks(), ranks[array_id])
+        assert (found.rows[place], found.row_counts[place]) == (first, count)
+        assert found.extent(place) == extent
+        assert found.flags[place] == (
+            chunks.content_flags(rows)
+            | chunks.form_flags(table)
+            | chunks.DENSE * (chunks.volume(extent) == count)
+        )
+
+
+def test_describing_nothing() -> None:
+    """No rows, no arrays."""
+    found = chunks.describe_arrays(chunks.CHUNK_SCHEMA.empty_table(), {})
+
+    assert len(found.array_ids) == len(found.rows) == len(found.flags) == 0
 
 
 @given(st.lists(chunk_refs(), min_size=1, max_size=5))

@@ -159,6 +159,19 @@ def test_only_widths_are_changed(found: pa.DataType, wanted: pa.DataType) -> Non
         columns.conform(columns.from_values([], found), wanted)
 
 
+def test_lists_of_one_length_are_taken_for_fixed_size_ones() -> None:
+    """A Parquet file without an Arrow schema does not say that its pairs are pairs."""
+    pairs = [[[1, 2], [3, 4]], None, [[5, 6]], []]
+    found = columns.from_values(pairs, pa.list_(pa.list_(pa.uint16())))
+    wanted = pa.list_(pa.list_(pa.uint64(), 2))
+
+    assert columns.conform(found, wanted).equals(columns.from_values(pairs, wanted))
+    assert columns.conform(found.slice(2), wanted).to_pylist() == pairs[2:]
+    for wrong in ([[[1, 2, 3]]], [[[1, 2], [3]]], [[None]]):
+        with pytest.raises(TypeError, match="not all its lists have 2 items"):
+            columns.conform(columns.from_values(wrong, found.type), wanted)
+
+
 def test_offsets_that_do_not_fit_are_refused() -> None:
     """More than 2 GiB in one column is an error, not a wrap to negative offsets."""
     assert columns.offsets_of(np.array([3, 0, 2], np.int64)).tolist() == [0, 3, 3, 5]
@@ -175,12 +188,3 @@ def test_one_array_of_any_pieces() -> None:
     assert columns.one_array(pa.chunked_array([], pa.uint16())).equals(columns.empty(pa.uint16()))
     assert columns.one_array(pa.chunked_array([one])).equals(one)
     assert columns.one_array(pa.chunked_array([one, one])).to_pylist() == [1, 2, 1, 2]
-
-
-def test_tables_from_rows() -> None:
-    """Every column of the schema, in its order."""
-    schema = pa.schema([pa.field("b", pa.string()), pa.field("a", pa.uint16(), nullable=False)])
-    table = columns.table_from_rows([{"a": 1, "b": None}, {"a": 2, "b": "x"}], schema)
-
-    assert table.schema.equals(schema)
-    assert table.to_pylist() == [{"b": None, "a": 1}, {"b": "x", "a": 2}]

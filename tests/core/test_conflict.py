@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.conflict import (
     MOST_LISTED,
     BasicConflictSolver,
@@ -16,9 +18,10 @@ from icechunk_arrow.core.conflict import (
     ConflictDetector,
     ConflictType,
     VersionSelection,
+    chunks_of,
     conflicts,
 )
-from icechunk_arrow.core.coords import encode_one
+from icechunk_arrow.core.coords import decode_one, encode_one
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from tests.formats.kinds import ID
 
@@ -30,7 +33,7 @@ INNER = NodeName(id=4, path="/g/x", type="array")
 NOTHING = TransactionLog()
 
 
-def never(node_id: int, bulk: BulkWrite) -> list[bytes]:
+def never(node_id: int, bulk: BulkWrite) -> pa.Array:
     """Dense writes are known by their extent: nobody looks at their coordinates."""
     raise AssertionError(bulk)
 
@@ -283,13 +286,13 @@ def test_chunks_that_both_touched(
 ) -> None:
     """Singles, full boxes and boxes with holes: a conflict exactly where a chunk is in both."""
 
-    def coords_of(node_id: int, bulk: BulkWrite) -> list[bytes]:
+    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         found = [held[2][bulk.extent] for held in (mine, other) if bulk in held[0].bulk]
         if len(found) == 2 and found[0] != found[1]:
             found = [
                 next(held[2] for held in (mine, other) if bulk is held[0].bulk[0])[bulk.extent]
             ]
-        return [encode_one(place) for place in found[0]]
+        return from_values([encode_one(place) for place in found[0]], pa.binary())
 
     found = conflicts(log(chunks={A: mine[0]}), log(chunks={A: other[0]}), coords_of)
     both = mine[1] & other[1]
@@ -303,6 +306,73 @@ def test_chunks_that_both_touched(
         if not (mine[0].bulk or other[0].bulk):
             assert conflict.conflicted_chunks == tuple(sorted(both))
             assert conflict.chunk_count == len(both)
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> tuple[ChunkChanges, set[Any], dict[Any, set[Any]]]:
+    """What a session or a commit did in bulk and singly, no chunk twice, as a log tells it."""
+    taken: set[Any] = set()
+    bulk: list[BulkWrite] = []
+    holes: dict[Any, set[Any]] = {}
+    for extent in draw(st.lists(st.tuples(ranges, ranges), max_size=4)):
+        full = set(itertools.product(*(range(a, b) for a, b in extent)))
+        if full & taken:
+            continue
+        some = draw(st.just(full) | st.sets(st.sampled_from(sorted(full)), min_size=1))
+        bulk.append(box(*extent, count=len(some)))
+        if len(some) < len(full):
+            holes[extent] = some
+        taken |= full
+    written: set[Any] = draw(coordinates) - taken
+    deleted: set[Any] = draw(coordinates) - taken - written
+    every = [
+        *(holes.get(b.extent, set(itertools.product(*(range(*r) for r in b.extent)))) for b in bulk)
+    ]
+    found = ChunkChanges(
+        written=tuple(sorted(map(encode_one, written))),
+        deleted=tuple(sorted(map(encode_one, deleted))),
+        bulk=tuple(bulk),
+    )
+    return found, written.union(deleted, *every), holes
+
+
+@given(sides(), sides())
+def test_bulk_against_bulk(
+    mine: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
+    other: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
+) -> None:
+    """Boxes of both sides, with holes or without, and single chunks: every common one counts once."""
+
+    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
+        holes = next(held[2] for held in (mine, other) if any(bulk is b for b in held[0].bulk))
+        return from_values(sorted(map(encode_one, holes[bulk.extent])), pa.binary())
+
+    both = mine[1] & other[1]
+    for ours, theirs in ((mine, other), (other, mine)):
+        found = conflicts(log(chunks={A: ours[0]}), log(chunks={A: theirs[0]}), coords_of)
+        assert [c.chunk_count for c in found] == [len(both)] * bool(both)
+        for conflict in found:
+            listed = conflict.conflicted_chunks or ()
+            assert 0 < len(set(listed)) == len(listed)
+            assert set(listed) <= both
+
+
+@given(sides())
+def test_the_chunks_of_changes(
+    side: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
+) -> None:
+    """Full boxes stay boxes; single chunks and those of boxes with holes are named one by one."""
+    changes_, touched, holes = side
+
+    def coords_of(bulk: BulkWrite) -> pa.Array:
+        return from_values(sorted(map(encode_one, holes[bulk.extent])), pa.binary())
+
+    found = chunks_of(changes_, coords_of)
+    single = set(map(decode_one, found.coordinates.to_pylist()))
+    dense = [bulk.extent for bulk in changes_.bulk if bulk.is_dense]
+
+    assert [tuple(map(tuple, each)) for each in found.boxes.tolist()] == dense
+    assert touched == single.union(*(itertools.product(*(range(*r) for r in e)) for e in dense))
 
 
 def test_two_large_boxes_are_compared_by_their_extents() -> None:

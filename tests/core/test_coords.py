@@ -154,6 +154,40 @@ def test_other_ranks_and_cut_values_are_refused(data: str, fact: str) -> None:
         coords.decode(binary(b"\x00\x00", bytes.fromhex(data)), 2)
 
 
+@given(columns(), st.integers(0, 3))
+def test_words_are_in_the_order_of_the_bytes(found: list[tuple[int, ...]], before: int) -> None:
+    """A coordinate of up to eight bytes is a number, by which rows are sorted."""
+    encoded = coords.encode(as_array(found[:1] * before + found)).slice(before)
+    words = coords.as_words(encoded)
+    data = encoded.to_pylist()
+
+    if max(map(len, data)) > 8:
+        assert words is None
+    else:
+        assert words is not None
+        assert words.tolist() == [int.from_bytes(d.ljust(8, b"\0"), "big") for d in data]
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 5])
+def test_long_columns(ndim: int) -> None:
+    """Longer than what is worked on at once, with indices of every length in every dimension."""
+    generator = np.random.default_rng(ndim)
+    bits = generator.integers(0, 62, (70_000, ndim), dtype=np.uint64)
+    found = generator.integers(0, 2**62, (70_000, ndim), dtype=np.uint64) >> bits
+    encoded = coords.encode(found)
+    encoded.validate(full=True)
+    rows = [*range(5), *range(32_766, 32_770), *range(65_534, 65_538), 69_999]
+
+    assert (coords.decode(encoded, ndim) == found).all()
+    assert [encoded[row].as_py() for row in rows] == [
+        coords.encode_one(found[row].tolist()) for row in rows
+    ]
+    with pytest.raises(CorruptFileError, match=f"fewer than {ndim + 1}"):
+        coords.decode(encoded, ndim + 1)
+    with pytest.raises(CorruptFileError, match=f"more than {ndim - 1}"):
+        coords.decode(encoded, ndim - 1)
+
+
 def test_scalars_have_the_empty_coordinate() -> None:
     """And nothing else."""
     assert coords.decode(coords.encode(np.empty((2, 0), np.uint64)), 0).shape == (2, 0)

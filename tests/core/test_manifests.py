@@ -1,8 +1,8 @@
-"""What a commit does to live manifests: taking rows out, describing what is left, merging."""
+"""What a commit does to the rows of live manifests: taking some out, describing what is left."""
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,57 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords, manifests
+from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import (
     DENSE,
-    ChunkRef,
     concat_sorted,
     content_flags,
     form_flags,
-    table_of_refs,
     volume,
 )
-from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+from tests.core.chunk_rows import (
+    Place,
+    binary,
+    boxes,
+    entry_of,
+    extent_around,
+    inside,
+    places_of,
+    small,
+    table_of,
+)
 from tests.formats.kinds import ID
-from tests.formats.strategies import chunk_tables, ids
+from tests.formats.strategies import chunk_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from icechunk_arrow.core.chunks import Extent
-
-Place = tuple[int, ...]
-small = st.integers(0, 5)
-
-
-@st.composite
-def boxes(draw: st.DrawFn, ndim: int) -> Extent:
-    """A small half-open range per dimension, never empty."""
-    return tuple(
-        (start, start + draw(st.integers(1, 4))) for start in [draw(small) for _ in range(ndim)]
-    )
-
-
-def inside(extent: Extent) -> set[Place]:
-    """All coordinates of an extent."""
-    return set(itertools.product(*(range(start, stop) for start, stop in extent)))
-
-
-def table_of(array_id: int, places: Sequence[Place]) -> pa.Table:
-    """References at these coordinates."""
-    refs = {coords.encode_one(p): ChunkRef(file=ID, offset=0, length=1) for p in places}
-    return table_of_refs(array_id, refs)
-
-
-def places_of(table: pa.Table) -> list[tuple[int, Place]]:
-    """Array and coordinates of every row."""
-    return [(row["array_id"], coords.decode_one(row["coord"])) for row in table.to_pylist()]
-
-
-def binary(places: Sequence[Place]) -> pa.Array:
-    """Encoded coordinates."""
-    return from_values([coords.encode_one(p) for p in places], pa.binary())
-
 
 arrays = st.dictionaries(
     st.integers(1, 4),
@@ -75,12 +49,13 @@ arrays = st.dictionaries(
 def test_subtraction_takes_out_what_goes_and_nothing_else(
     held: dict[int, list[Place]], data: st.DataObject
 ) -> None:
-    """Rows of removed arrays, of overwritten and deleted coordinates, and outside what is kept."""
+    """Rows of removed arrays; of others what is written, in a box, or outside what is kept."""
     table = concat_sorted([table_of(i, places) for i, places in sorted(held.items())])
     removed = data.draw(st.sets(st.integers(1, 5), max_size=2))
-    gone: dict[int, tuple[list[Place], Place | None]] = {
+    gone: dict[int, tuple[set[Place], Extent, Place | None]] = {
         array_id: (
-            data.draw(st.lists(st.tuples(small, small), max_size=8)),
+            data.draw(st.sets(st.tuples(small, small), max_size=8)),
+            data.draw(boxes(2)),
             data.draw(st.none() | st.tuples(small, small)),
         )
         for array_id in data.draw(st.sets(st.integers(1, 5), max_size=3))
@@ -88,20 +63,25 @@ def test_subtraction_takes_out_what_goes_and_nothing_else(
     left = manifests.subtract(
         table,
         {
-            array_id: (
-                binary(places),
-                None if kept is None else tuple((0, stop) for stop in kept),
+            array_id: ChunkSet.of(
+                2,
+                written=binary(sorted(places)),
+                boxes=[box for box in [block] if not inside(box) & set(places)],
+                outside=None if kept is None else tuple((0, stop) for stop in kept),
             )
-            for array_id, (places, kept) in gone.items()
+            for array_id, (places, block, kept) in gone.items()
         },
         removed,
     )
 
     def stays(array_id: int, place: Place) -> bool:
-        places, kept = gone.get(array_id, ([], None))
+        if array_id not in gone:
+            return array_id not in removed
+        places, block, kept = gone[array_id]
         return (
             array_id not in removed
             and place not in places
+            and (bool(inside(block) & places) or place not in inside(block))
             and (kept is None or all(i < n for i, n in zip(place, kept, strict=True)))
         )
 
@@ -112,8 +92,17 @@ def test_subtraction_from_a_scalar() -> None:
     """The one chunk of an array without dimensions goes when it is named, and not by shrinking."""
     table = table_of(1, [()])
 
-    assert manifests.subtract(table, {1: (binary([()]), None)}, ()).num_rows == 0
-    assert manifests.subtract(table, {1: (binary([]), ())}, ()).num_rows == 1
+    written, shrunk = ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, outside=())
+    assert manifests.subtract(table, {1: written}, ()).num_rows == 0
+    assert manifests.subtract(table, {1: shrunk}, ()).num_rows == 1
+    assert manifests.subtract(table, {2: written}, {3}).equals(table)
+
+
+def described(table: pa.Table, ndims: dict[int, int]) -> dict[int, InventoryEntry]:
+    """What a manifest holds, as an entry for each array."""
+    found = manifests.inventories_by_array(manifests.describe(table, ID, ndims))
+    assert all(len(held) == 1 for held in found.values())
+    return {array_id: held[0] for array_id, held in found.items()}
 
 
 @given(chunk_tables(), st.data())
@@ -121,14 +110,14 @@ def test_entries_describe_each_array(table: pa.Table, data: st.DataObject) -> No
     """First row, number of rows, smallest extent and flags of every array in a manifest."""
     rows = table.to_pylist()
     ndims = {row["array_id"]: len(coords.decode_one(row["coord"])) for row in rows}
-    found = manifests.entries_of(table, ID, ndims)
+    found = described(table, ndims)
 
     assert found.keys() == ndims.keys()
     for array_id, entry in found.items():
         mine = [n for n, row in enumerate(rows) if row["array_id"] == array_id]
         part = table.slice(mine[0], len(mine))
         places = [coords.decode_one(rows[n]["coord"]) for n in mine]
-        extent = tuple((min(i), max(i) + 1) for i in zip(*places, strict=True))
+        extent = extent_around(places)
         assert (entry.manifest, entry.row, entry.row_count) == (ID, mine[0], len(mine))
         assert mine == list(range(mine[0], mine[0] + len(mine)))
         assert entry.extent == extent
@@ -140,7 +129,7 @@ def test_entries_describe_each_array(table: pa.Table, data: st.DataObject) -> No
 def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Extent) -> None:
     """In a dense entry the row of a coordinate is its place in the extent, last index fastest."""
     table = concat_sorted([table_of(1, [(9,)]), table_of(2, sorted(inside(extent)))])
-    entry = manifests.entries_of(table, ID, {1: 1, 2: len(extent)})[2]
+    entry = described(table, {1: 1, 2: len(extent)})[2]
 
     assert entry.is_dense
     assert entry.extent == extent
@@ -151,119 +140,27 @@ def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Extent) -> None:
         assert places_of(table)[entry.row + row] == (2, place)
     if volume(extent) > 2:
         holed = table_of(2, [min(inside(extent)), max(inside(extent))])
-        assert not manifests.entries_of(holed, ID, {2: len(extent)})[2].is_dense
+        assert not described(holed, {2: len(extent)})[2].is_dense
 
 
 def test_an_empty_manifest_has_no_entries() -> None:
     """Nothing is left, nothing is described."""
-    assert manifests.entries_of(table_of(1, [(1,)]).slice(0, 0), ID, {}) == {}
+    assert described(table_of(1, [(1,)]).slice(0, 0), {}) == {}
 
 
-def entry_of(extent: Extent, manifest: str = ID) -> InventoryEntry:
-    """A dense entry."""
-    return InventoryEntry(manifest=manifest, row=0, extent=extent, flags=5, row_count=1)
+def test_rows_of_arrays() -> None:
+    """Sorted rows fall into one run for each array."""
+    table = concat_sorted([table_of(5, [(0,), (3,)]), table_of(2, [()]), table_of(9, [(1, 1)])])
+    found = [column.tolist() for column in manifests.rows_of_arrays(table)]
 
-
-@st.composite
-def questions(
-    draw: st.DrawFn,
-) -> tuple[list[Extent], Extent | None, Extent | None, Extent | None]:
-    """Live extents, and what is written, deleted and kept."""
-    ndim = draw(st.integers(0, 3))
-    kept = st.tuples(*[st.tuples(st.just(0), small)] * ndim)
-    return (
-        draw(st.lists(boxes(ndim), min_size=1, max_size=5)),
-        draw(st.none() | boxes(ndim)),
-        draw(st.none() | boxes(ndim)),
-        draw(st.none() | kept),
-    )
-
-
-@given(questions(), st.data())
-def test_affected_entries_are_those_that_may_lose_a_chunk(
-    question: tuple[list[Extent], Extent | None, Extent | None, Extent | None],
-    data: st.DataObject,
-) -> None:
-    """An entry is affected exactly where a coordinate of its extent goes."""
-    extents, written, deleted, kept = question
-    names = data.draw(st.lists(ids, min_size=len(extents), max_size=len(extents), unique=True))
-    entries = [entry_of(e, n) for e, n in zip(extents, names, strict=True)]
-    inventories = Inventories.of(entries, len(extents[0]))
-    going = set().union(*(inside(e) for e in (written, deleted) if e is not None))
-    found = manifests.affected_entries(inventories, written, deleted, kept)
-
-    for index, entry in enumerate(inventories):
-        own = inside(entry.extent)
-        outside = set() if kept is None else own - inside(kept)
-        assert (index in found) == bool(own & going or outside)
-
-
-@given(questions(), st.integers(0, 70))
-def test_covered_entries_lose_everything(
-    question: tuple[list[Extent], Extent | None, Extent | None, Extent | None], less: int
-) -> None:
-    """An entry that is dropped unread has no coordinate that stays, whatever its rows are."""
-    extents, written, _, kept = question
-    count = 0 if written is None else max(volume(written) - less, 1)
-    dense = written is not None and count == volume(written)
-    for extent in extents:
-        own = inside(extent)
-        stays = own if kept is None else own & inside(kept)
-        if manifests.is_covered(entry_of(extent), written, count, kept):
-            assert not stays or (dense and written is not None and own <= inside(written))
-        elif dense and written is not None:
-            assert not own <= inside(written)
-
-
-counts = st.dictionaries(ids, st.integers(1, 3000) | st.integers(1, 2_000_000), max_size=60)
-
-
-def class_of(count: int) -> int:
-    """Size class: 1,024 rows, then eight times as many each."""
-    return next(n for n in range(40) if count <= 1024 * 8**n)
-
-
-@given(counts)
-def test_merging_unites_manifests_of_one_size_class(row_counts: dict[str, int]) -> None:
-    """Eight or more of one class are merged, all of them; fewer and large ones are left alone."""
-    groups = manifests.merge_groups(row_counts)
-    merged = [name for group in groups for name in group]
-
-    assert len(merged) == len(set(merged))
-    assert set(merged) <= row_counts.keys()
-    for group in groups:
-        assert len(group) >= manifests.MERGE_FAN
-        assert group == sorted(group)
-        assert len({class_of(row_counts[name]) for name in group}) == 1
-    rest = [n for n in row_counts if n not in merged and 2 * row_counts[n] <= 1_000_000]
-    for size_class in {class_of(row_counts[name]) for name in rest}:
-        same = [name for name in rest if class_of(row_counts[name]) == size_class]
-        assert len(same) < manifests.MERGE_FAN
-    assert all(2 * row_counts[name] <= manifests.MAX_MANIFEST_ROWS for name in merged)
-
-
-def test_a_thousand_appends_rewrite_each_row_a_few_times() -> None:
-    """Merging keeps the number of manifests small at a cost that does not grow with each append."""
-    live: dict[str, int] = {}
-    numbers = itertools.count()
-    rewritten = most = 0
-    for _ in range(1000):
-        for group in manifests.merge_groups(live):
-            rows = sum(live.pop(name) for name in group)
-            rewritten += rows
-            live[f"{next(numbers):06}"] = rows
-        live[f"{next(numbers):06}"] = 100
-        most = max(most, len(live))
-
-    assert sum(live.values()) == 100_000
-    assert most <= 24
-    assert rewritten <= 6 * 100_000
+    assert found == [[2, 5, 9], [0, 1, 3], [1, 2, 1]]
+    assert [len(each) for each in manifests.rows_of_arrays(table.slice(0, 0))] == [0, 0, 0]
 
 
 def test_numpy_rows_of_many_arrays() -> None:
     """Arrays whose ids do not fit a byte keep their own rows."""
     table = concat_sorted([table_of(i, [(0,), (1,)]) for i in (3, 300, 70_000)])
-    found = manifests.entries_of(table, ID, dict.fromkeys((3, 300, 70_000), 1))
+    found = described(table, dict.fromkeys((3, 300, 70_000), 1))
 
     assert {i: (e.row, e.row_count) for i, e in found.items()} == {
         3: (0, 2),
@@ -271,3 +168,30 @@ def test_numpy_rows_of_many_arrays() -> None:
         70_000: (4, 2),
     }
     assert np.unique([e.manifest for e in found.values()]).tolist() == [ID]
+
+
+@given(st.data())
+def test_entries_of_many_manifests_are_sorted_by_array(data: st.DataObject) -> None:
+    """Descriptions of several manifests put together are the inventories of each array."""
+    ndims = {1: 0, 2: 1, 3: 3}
+    held: dict[int, list[InventoryEntry]] = {array_id: [] for array_id in ndims}
+    parts = []
+    for number in range(data.draw(st.integers(0, 4))):
+        chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(ndims)), min_size=1)))
+        extents = {i: data.draw(boxes(ndims[i])) for i in chosen}
+        table = concat_sorted([table_of(i, sorted(inside(extents[i]))) for i in chosen])
+        parts.append(manifests.describe(table, f"m{number}", ndims))
+        row = 0
+        for i in chosen:
+            held[i].append(replace(entry_of(extents[i], f"m{number}"), row=row, flags=DENSE | 4))
+            row += volume(extents[i])
+    together = pa.concat_tables([manifests.ENTRY_SCHEMA.empty_table(), *parts])
+    found = manifests.inventories_by_array(together)
+
+    assert together.schema.equals(manifests.ENTRY_SCHEMA)
+    assert {i: list(each) for i, each in found.items()} == {
+        i: list(Inventories.of(entries, ndims[i])) for i, entries in held.items() if entries
+    }
+    for i, each in found.items():
+        table = manifests.entries_of_array(i, each)
+        assert list(manifests.inventories_by_array(table)[i]) == list(each)

@@ -66,7 +66,7 @@ def test_memory_held_is_bounded(tmp_path: Path) -> None:
     array[...] = values
 
     assert len(files(tmp_path, "c")) >= 3
-    assert session._pending_bytes <= 1 << 20
+    assert session._pending.size_bytes <= 1 << 20
     assert (array[...] == values).all()
     array[0:64, 0:64] = -1
     session.commit("much")

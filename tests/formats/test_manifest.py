@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, concat_sorted, table_of_refs
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    CODED_SCHEMA,
+    ChunkRef,
+    concat_sorted,
+    table_of_refs,
+    with_coded_files,
+)
 from icechunk_arrow.core.coords import encode_one
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope, manifest
@@ -29,15 +36,9 @@ length: uint32 not null"""
 WIDE = DOCUMENTED.replace("length: uint32", "length: uint64")
 CHECKS = """
 etag: string
-  -- field metadata --
-  description: 'ETag that the file must still have'
-last_modified: timestamp[us, tz=UTC]
-  -- field metadata --
-  description: 'the file must not have been modified after this time'"""
+last_modified: timestamp[us, tz=UTC]"""
 CRC = """
-crc32c: uint32
-  -- field metadata --
-  description: 'CRC-32C of the chunk's bytes'"""
+crc32c: uint32"""
 NATIVE = ChunkRef(file=ID, offset=5, length=10)
 VIRTUAL = ChunkRef(file="s3://b/k", offset=5, length=10)
 
@@ -97,7 +98,9 @@ def test_writer_settings() -> None:
 
     assert [metadata.row_group(i).num_rows for i in range(3)] == [16_384, 16_384, 7_232]
     assert all(c.has_offset_index for c in columns.values())
-    assert all(columns[n].has_column_index for n in ("id", "array_id", "coord"))
+    assert {n for n, c in columns.items() if c.has_column_index} == {"array_id", "coord"}
+    assert {n for n, c in columns.items() if c.is_stats_set} == {"array_id", "coord"}
+    assert {c.compression for c in columns.values()} == {"ZSTD"}
     assert {"DELTA_BINARY_PACKED"} <= set(columns["id"].encodings)
     assert {"DELTA_BYTE_ARRAY"} <= set(columns["coord"].encodings)
     assert {"DELTA_BINARY_PACKED"} <= set(columns["offset"].encodings)
@@ -106,6 +109,97 @@ def test_writer_settings() -> None:
     assert {"RLE_DICTIONARY"} <= set(columns["array_id"].encodings)
     found = columns["coord"].statistics
     assert (found.min, found.max) == (encode_one((16_384,)), encode_one((32_767,)))
+
+
+def a_file_each(row_count: int, **more: ChunkRef) -> pa.Table:
+    """References of which each names a file of its own, and others at the end."""
+    refs = {
+        encode_one((n,)): ChunkRef(file=f"s3://bucket/tile-{n}.tif", offset=7, length=n)
+        for n in range(row_count)
+    }
+    refs |= {encode_one((row_count + n,)): ref for n, ref in enumerate(more.values())}
+    return table_of_refs(1, refs)
+
+
+def sealed_of(data: bytes) -> envelope.Sealed:
+    """The end of a manifest, checked."""
+    return envelope.open_seal(data, len(data), FileKind.MANIFEST, ID)
+
+
+@pytest.mark.parametrize("table", [rows_and_groups(300), a_file_each(300, native=NATIVE)])
+def test_names_of_their_own_take_no_dictionary(table: pa.Table) -> None:
+    """A name that comes once is shortest as what differs from the one before it, others as a number."""
+    data = manifest.encode(table, ID)
+    encodings = pq.read_metadata(io.BytesIO(data)).row_group(0).column(4).encodings
+    own = table["chunk_file"][0] != table["chunk_file"][1]
+
+    assert ("DELTA_BYTE_ARRAY" in encodings) == own
+    assert ("RLE_DICTIONARY" in encodings) == (not own)
+    assert manifest.decode(data, ID).equals(table)
+
+
+FILES = {
+    "a file for many": lambda: rows_and_groups(40_000),
+    "a file each": lambda: a_file_each(20_000, inline=ChunkRef(inline=b"x", length=1)),
+    "few rows": lambda: a_file_each(3),
+    "inline alone": lambda: table_of_refs(1, {b"": ChunkRef(inline=b"x", length=1)}),
+    "of every kind": lambda: table_of_refs(
+        1,
+        {
+            encode_one((n,)): (NATIVE, VIRTUAL, ChunkRef(inline=b"x", length=1))[n % 3]
+            for n in range(300)
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_coded_files_give_the_same_bytes(name: str) -> None:
+    """However the names stand in memory, the file is the same, and either form is read from it."""
+    table = FILES[name]()
+    coded = with_coded_files(table)
+    # names in other orders and in pieces, some of which no row uses
+    pieces = pa.concat_tables(
+        [with_coded_files(table.slice(1)).slice(0, 0), coded.slice(0, 2), coded.slice(2)]
+    )
+    data = manifest.encode(table, ID)
+
+    assert coded.schema.equals(CODED_SCHEMA)
+    assert manifest.encode(coded, ID) == data
+    assert manifest.encode(pieces, ID) == data
+    assert manifest.decode(data, ID).equals(table)
+    found = manifest.decode(data, ID, coded=True)
+    repeats = name in {"a file for many", "of every kind"}
+    assert found.schema.equals(CODED_SCHEMA if repeats else CHUNK_SCHEMA)
+    assert found.cast(CHUNK_SCHEMA).equals(table)
+    rows = manifest.decode_rows(sealed_of(data), [0], data[4 : sealed_of(data).byte_range(0, 0)[1]])
+    assert rows["chunk_file"].to_pylist() == table["chunk_file"].slice(0, len(rows)).to_pylist()
+
+
+def test_some_columns_alone() -> None:
+    """Who wants to know which chunks there are reads no files' names."""
+    table = rows_and_groups(20_000)
+    data = manifest.encode(table, ID)
+
+    found = manifest.decode_columns(data, ID, ["array_id", "coord"])
+    assert found.equals(table.select(["array_id", "coord"]))
+    with pytest.raises(CorruptFileError, match="no column 'offset'"):
+        manifest.decode_columns(sealed_by_another(rows().drop_columns(["offset"])), ID, ["coord"])
+
+
+def test_small_files_have_little_around_them() -> None:
+    """A commit of one chunk writes kilobytes: no statistics of a single row group, no Arrow schema."""
+    data = manifest.encode(rows_and_groups(1), ID)
+    metadata = pq.read_metadata(io.BytesIO(data))
+    columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
+
+    assert len(data) < 1800
+    assert b"ARROW:schema" not in metadata.metadata
+    assert not any(c.is_stats_set or c.has_offset_index for c in columns)
+    assert {c.compression for c in columns} == {"UNCOMPRESSED"}
+    assert pq.read_metadata(io.BytesIO(manifest.encode(rows_and_groups(257), ID))).row_group(
+        0
+    ).column(2).statistics.max == encode_one((256,))
 
 
 def test_inline_chunks_make_row_groups_smaller() -> None:
@@ -195,6 +289,7 @@ UNSOUND = {
     "an offset of an inline chunk": lambda: rows(offset=[0, 3]),
     "no coordinate": lambda: rows(coord=[None, b"\x01"]),
     "no length": lambda: rows(length=[1, None]),
+    "no ordinal": lambda: rows().drop_columns(["id"]),
     "no column": lambda: rows().drop_columns(["offset"]),
     "no required column": lambda: rows().drop_columns(["coord"]),
     "another type": lambda: rows().set_column(6, "length", pa.array(["1", "x"])),

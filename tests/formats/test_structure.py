@@ -13,7 +13,7 @@ import pytest
 
 from icechunk_arrow.core.snapshot import AttributesRef, Inventories, Node
 from icechunk_arrow.errors import CorruptFileError
-from icechunk_arrow.formats import envelope, structure
+from icechunk_arrow.formats import envelope, live_manifests, structure
 from icechunk_arrow.formats.layout import FileKind
 from tests.formats.arrow_print import as_printed
 from tests.formats.examples import FACTS, MANIFEST, ROOT, SNAPSHOT, array_node, snapshot_of
@@ -213,10 +213,10 @@ def test_numbers_of_manifests_go_with_the_rows() -> None:
     """Row counts and sizes are found again at the right manifest."""
     snapshot = structure.decode(structure.encode(SNAPSHOT), FACTS.id)
 
-    assert structure.manifest_row_counts(snapshot) == {MANIFEST: 100}
+    assert live_manifests.manifest_row_counts(snapshot) == {MANIFEST: 100}
     assert snapshot.manifest_sizes == {MANIFEST: 1234}
-    assert structure.tenants(snapshot, [MANIFEST]) == {MANIFEST: {2}}
-    assert structure.tenant_ids(snapshot, [MANIFEST]) == {2}
+    assert live_manifests.tenants(snapshot, [MANIFEST]) == {MANIFEST: {2: 100}}
+    assert live_manifests.tenant_ids(snapshot, [MANIFEST]) == {2}
 
 
 def facts_text(data: bytes) -> str:

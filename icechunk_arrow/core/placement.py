@@ -1,0 +1,328 @@
+"""Which rows stand together in a manifest, and which live manifests a commit writes again.
+
+Pure decisions from row counts, arrays' shapes and settings. Every reading and writing of manifests follows
+what is decided here.
+
+Specification: schemas/README.md#manifests-of-a-snapshot
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import sort_rows
+from icechunk_arrow.core.columns import indices, one_array, to_numpy
+from icechunk_arrow.core.manifests import rows_of_arrays
+from icechunk_arrow.core.packing import ArrayFacts, choose_set, closure, pack
+from icechunk_arrow.core.splits import axis_of, box_numbers, box_of, cuts, keeps_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
+    from icechunk_arrow.core.packing import Pack
+
+__all__ = [
+    "MAX_MANIFEST_ROWS",
+    "MERGE_FAN",
+    "SMALL_ROWS",
+    "ArrayShape",
+    "Live",
+    "choose_units",
+    "groups_of",
+    "limit_of",
+    "place",
+    "place_additions",
+    "set_for_size",
+    "set_of",
+    "sizes_after",
+]
+
+MAX_MANIFEST_ROWS = 1 << 22
+"""No manifest has more rows, whatever the settings say: whoever rewrites one holds it in memory."""
+SMALL_ROWS = 1024
+"""Up to so many added rows of all arrays together go into one manifest, and are the smallest size class."""
+MERGE_FAN = 8
+"""How many manifests of one size class make a larger one: each row is rewritten once a class."""
+_GAIN = 4
+"""A merge leaves at most a quarter as many manifests of the class, or it would be done again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayShape:
+    """What placement knows of an array."""
+
+    path: str
+    chunk_counts: tuple[int, ...]
+    dimension_names: tuple[str | None, ...] | None
+    chunk_count: int
+    """How many chunks it has, in all manifests."""
+
+    @property
+    def grid_chunk_count(self) -> int:
+        """How many chunks its grid has."""
+        total = 1
+        for count in self.chunk_counts:
+            total *= count
+        return total
+
+
+def limit_of(chosen: ManifestSet) -> int:
+    """How many rows a manifest of a set may have."""
+    return min(chosen.max_manifest_size or MAX_MANIFEST_ROWS, MAX_MANIFEST_ROWS)
+
+
+def _facts(array_id: int, shape: ArrayShape, size: int) -> ArrayFacts:
+    return ArrayFacts(
+        id=array_id,
+        path=shape.path,
+        size=size,
+        metadata_chunks=shape.grid_chunk_count,
+        initialized_chunks=shape.chunk_count,
+    )
+
+
+def set_of(settings: ManifestSettings, array_id: int, shape: ArrayShape) -> ManifestSet:
+    """The manifest set that an array is meant for."""
+    return choose_set(settings, _facts(array_id, shape, shape.chunk_count))
+
+
+def set_for_size(settings: ManifestSettings, chosen: ManifestSet, size: int) -> ManifestSet:
+    """Follow the overflow from a set to the one that takes an array of so many references."""
+    while chosen.overflow_to is not None and size > limit_of(chosen):
+        chosen = settings.get_set(chosen.overflow_to)
+    return chosen
+
+
+def _packs(
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+) -> list[tuple[ManifestSet, Pack]]:
+    sets = {each.name: each for each in settings.sets}
+    facts = [_facts(array_id, shapes(array_id), size) for array_id, size in sizes.items()]
+    return [(sets[each.set_name], each) for each in pack(settings, facts)]
+
+
+def groups_of(
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+) -> Iterator[tuple[ManifestSet, tuple[int, ...]]]:
+    """Say which arrays share a manifest; one that is larger than its set's limit stands alone, to be cut."""
+    for chosen, each in _packs(settings, sizes, shapes):
+        limit = limit_of(chosen)
+        together: list[int] = []
+        rows = 0
+        for array_id in sorted(each.array_ids):
+            size = sizes[array_id]
+            if size > limit:
+                yield chosen, (array_id,)
+                continue
+            if rows + size > limit:
+                yield chosen, tuple(together)
+                together, rows = [], 0
+            together.append(array_id)
+            rows += size
+        if together:
+            yield chosen, tuple(together)
+
+
+def place(
+    table: pa.Table, settings: ManifestSettings, shapes: Callable[[int], ArrayShape]
+) -> Iterator[pa.Table]:
+    """Split sorted rows of some arrays into manifests, as the settings want it."""
+    ids, starts, counts = rows_of_arrays(table)
+    if not len(ids):
+        return
+    sizes = dict(zip(ids.tolist(), counts.tolist(), strict=True))
+    first = dict(zip(ids.tolist(), starts.tolist(), strict=True))
+    for chosen, members in groups_of(settings, sizes, shapes):
+        array_id = members[0]
+        if len(members) == 1 and sizes[array_id] > limit_of(chosen):
+            part = table.slice(first[array_id], sizes[array_id])
+            yield from _split(part, shapes(array_id), chosen)
+        else:
+            yield _rows_of(table, members)
+
+
+def _rows_of(table: pa.Table, array_ids: tuple[int, ...]) -> pa.Table:
+    chosen = np.isin(to_numpy(table["array_id"]), np.array(array_ids, np.uint32))
+    rows = np.flatnonzero(chosen)
+    if len(rows) == int(rows[-1]) - int(rows[0]) + 1:
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(indices(rows))
+
+
+def _split(table: pa.Table, shape: ArrayShape, chosen: ManifestSet) -> Iterator[pa.Table]:
+    """Cut one array's rows along its grid."""
+    limit, ndim = limit_of(chosen), len(shape.chunk_counts)
+    axis = axis_of(chosen.split_along, shape.dimension_names, ndim)
+    box = box_of(shape.chunk_counts, limit, axis)
+    index = coords.decode(one_array(table["coord"]), ndim)
+    numbers = box_numbers(index, shape.chunk_counts, box, axis)
+    in_order = keeps_order(box, shape.chunk_counts, axis)
+    if not in_order:
+        order = np.argsort(numbers, kind="stable")
+        table, numbers = table.take(indices(order)), numbers[order]
+    start = 0
+    for stop in cuts(numbers, limit, last=True):
+        part = table.slice(start, stop - start)
+        yield part if in_order else sort_rows(part)
+        start = stop
+
+
+def place_additions(
+    table: pa.Table, settings: ManifestSettings, shapes: Callable[[int], ArrayShape]
+) -> Iterator[pa.Table]:
+    """Split rows added to arrays that have manifests already: few of them stay together."""
+    if not table.num_rows:
+        return
+    if table.num_rows <= SMALL_ROWS:
+        yield table
+        return
+    yield from place(table, settings, shapes)
+
+
+def sizes_after(
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+) -> list[int]:
+    """How many rows the manifests would have that :func:`place` makes of so many rows an array.
+
+    An array that is cut counts as full manifests and a rest: what its grid allows may be a little less.
+    """
+    return [rows for rows, _ in _sizes_and_limits(settings, sizes, shapes)]
+
+
+def _sizes_and_limits(
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+) -> Iterator[tuple[int, int]]:
+    for chosen, members in groups_of(settings, sizes, shapes):
+        limit = limit_of(chosen)
+        full, rest = divmod(sum(sizes[each] for each in members), limit)
+        yield from [(limit, limit)] * full
+        if rest:
+            yield rest, limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """The live manifests of a snapshot: rows of each, and on demand rows by array."""
+
+    row_counts: Mapping[str, int]
+    tenants: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]]
+
+
+def choose_units(
+    live: Live,
+    losing: Collection[str],
+    dropped: Collection[str],
+    settings: ManifestSettings,
+    shapes: Callable[[int], ArrayShape],
+) -> tuple[tuple[str, ...], ...]:
+    """Group the manifests that are written again; those of one unit are read and placed together.
+
+    ``losing`` may lose rows, ``dropped`` lose all. Costs: a merge rewrites each row once per size class; a
+    manifest that loses rows is rewritten whole; small ones that share arrays with it come along where that
+    at most doubles the rows written.
+    """
+    left = {name: count for name, count in live.row_counts.items() if name not in dropped}
+    merges = _choose_merges(left, live, settings, shapes)
+    merged = {name for group in merges for name in group}
+    alone = sorted(set(losing) - set(dropped) - merged)
+    if not alone:
+        return tuple(merges)
+    shared = _largest_limit(settings) // 2
+    small = {name for name in alone if left[name] <= shared}
+    units = [*merges, *((name,) for name in alone if name not in small)]
+    if small:
+        near = {n for n, count in left.items() if count <= shared and n not in merged}
+        units += _closures(small, near, left, live)
+    return tuple(units)
+
+
+def _largest_limit(settings: ManifestSettings) -> int:
+    return max(limit_of(each) for each in settings.sets)
+
+
+def _closures(
+    losing: set[str], near: set[str], row_counts: Mapping[str, int], live: Live
+) -> Iterator[tuple[str, ...]]:
+    tenants = {name: set(rows) for name, rows in live.tenants(near).items()}
+    waiting = sorted(losing)
+    while waiting:
+        reach = closure(tenants[waiting[0]], tenants)
+        everything = {name for name, arrays in tenants.items() if arrays & reach}
+        needed = [name for name in waiting if name in everything]
+        cost = sum(row_counts[name] for name in needed)
+        whole = sum(row_counts[name] for name in everything)
+        if whole <= 2 * cost + SMALL_ROWS:
+            yield tuple(sorted(everything))
+        else:
+            yield from ((name,) for name in needed)
+        waiting = [name for name in waiting if name not in everything]
+
+
+def _size_class(count: int) -> int:
+    found = 0
+    while count > SMALL_ROWS * MERGE_FAN**found:
+        found += 1
+    return found
+
+
+def _choose_merges(
+    row_counts: Mapping[str, int],
+    live: Live,
+    settings: ManifestSettings,
+    shapes: Callable[[int], ArrayShape],
+) -> list[tuple[str, ...]]:
+    """Choose small manifests to be merged: whenever enough of one size class and set have gathered.
+
+    A thousand appends of one row thus write each row a handful of times, and leave tens of manifests.
+    """
+    if len(row_counts) < MERGE_FAN:
+        return []
+    names = list(row_counts)
+    counts = np.fromiter(row_counts.values(), np.int64, len(names))
+    small = np.flatnonzero(counts * 2 <= _largest_limit(settings))
+    classes = {names[row]: _size_class(int(counts[row])) for row in small.tolist()}
+    often = Counter(classes.values())
+    candidates = [name for name, found in classes.items() if often[found] >= MERGE_FAN]
+    if not candidates:
+        return []
+    tenants = live.tenants(candidates)
+    sets: dict[int, ManifestSet] = {}
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in candidates:
+        for array_id in tenants[name]:
+            if array_id not in sets:
+                shape = shapes(array_id)
+                meant = set_of(settings, array_id, shape)
+                sets[array_id] = set_for_size(settings, meant, shape.chunk_count)
+        homes = {sets[array_id].name: sets[array_id] for array_id in tenants[name]}
+        if row_counts[name] * 2 <= max(limit_of(each) for each in homes.values()):
+            home = next(iter(homes)) if len(homes) == 1 else ""
+            groups.setdefault((home, classes[name]), []).append(name)
+    return [
+        tuple(sorted(group))
+        for (_, found), group in sorted(groups.items())
+        if len(group) >= MERGE_FAN and _is_gain(group, found, tenants, settings, shapes)
+    ]
+
+
+def _is_gain(
+    group: Sequence[str],
+    size_class: int,
+    tenants: Mapping[str, Mapping[int, int]],
+    settings: ManifestSettings,
+    shapes: Callable[[int], ArrayShape],
+) -> bool:
+    total: Counter[int] = Counter()
+    for name in group:
+        total.update(tenants[name])
+    after = _sizes_and_limits(settings, total, shapes)
+    again = sum(2 * rows <= limit and _size_class(rows) == size_class for rows, limit in after)
+    return again * _GAIN <= len(group)

@@ -1,0 +1,428 @@
+"""Many references at once: gathered per array in order, written as manifests while they stream in.
+
+Owns what one bulk write holds in memory, when it writes and when it sorts on disk. It is given rows that are
+checked, and knows neither where they come from nor what a session makes of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, chunk_table, sort_rows
+from icechunk_arrow.core.columns import (
+    bytes_at,
+    empty_table,
+    from_numpy,
+    indices,
+    one_array,
+)
+from icechunk_arrow.core.manifests import inventories_by_array
+from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.core.splits import cuts
+from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_order, merge
+from icechunk_arrow.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from icechunk_arrow.core.snapshot import Inventories
+    from icechunk_arrow.engine.manifest_writer import ManifestWriter
+    from icechunk_arrow.engine.view import ArrayView
+
+__all__ = ["BulkReferences", "BulkSettings", "Layout", "StagedReferences"]
+
+_LARGE = 1 << 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the rows of a large array are cut into manifests."""
+
+    limit: int
+    """Rows of one manifest, at most."""
+    axis: int
+    """The dimension along which the grid is cut first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSettings:
+    """How much a bulk write holds in memory; smaller in tests."""
+
+    slice_rows: int = 1 << 18
+    """Rows that are checked at a time, while those before them are encoded."""
+    held_rows: int = 1 << 16
+    """An array that has no more than this many rows is left to the commit, in memory."""
+    held_rows_in_all: int = 1 << 20
+    """All arrays together leave no more than this."""
+    gather_rows: int = 1 << 20
+    """Rows that wait in memory to be sorted, or for more of their array, before they go to disk."""
+    gather_bytes: int = 1 << 28
+    run_batch_rows: int = 1 << 14
+    """Rows of each sorted run that are in memory while runs are merged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagedReferences:
+    """What a bulk write gives a session for one array; no chunk is named twice."""
+
+    node_id: int
+    table: pa.Table
+    """References that are not written yet, in order."""
+    runs: Inventories
+    """Manifests that hold the others."""
+    sizes: Mapping[str, int]
+    """Bytes of these manifests."""
+
+
+class _Blank:
+    """The columns that may be empty, made once and not for every manifest."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._columns: dict[str, pa.Array] = {}
+
+    def columns(self, count: int) -> dict[str, pa.Array]:
+        """Give each of them with so many rows."""
+        if count > self._count:
+            self._count = count
+            self._columns = {
+                field.name: pa.nulls(count, field.type) for field in CHUNK_SCHEMA if field.nullable
+            }
+        return {name: column.slice(0, count) for name, column in self._columns.items()}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Cutter:
+    """Takes the rows of one array in order and makes manifests of them, cut along the grid."""
+
+    node_id: int
+    order: GridOrder
+    limit: int
+    held_rows: int
+    writer: ManifestWriter
+    blank: _Blank
+    written: list[tuple[str, int]] = field(default_factory=list)
+    """Manifests, and the last box of each."""
+    parts: list[Rows] = field(default_factory=list)
+    rows: int = 0
+    _boxes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> None:
+        """Take more rows, and write what is complete."""
+        self.parts.append(rows)
+        self._boxes.append(self.order.boxes(rows.keys))
+        self.rows += len(rows)
+        if self.rows > self.limit and (self.written or self.rows > self.held_rows):
+            self._write(last=False)
+
+    def close(self) -> None:
+        """Know that nothing follows: a rest that is too large to wait for the commit is written."""
+        if self.rows > self.held_rows:
+            self.write_rest()
+
+    def write_rest(self) -> None:
+        """Write everything."""
+        if self.rows:
+            self._write(last=True)
+
+    def _write(self, *, last: bool) -> None:
+        boxes = np.concatenate(self._boxes)
+        start = 0
+        for stop in cuts(boxes, self.limit, last=last):
+            name = self.writer.write(
+                self._table(start, stop), {self.node_id: len(self.order.counts)}
+            )
+            self.written.append((name, int(boxes[stop - 1])))
+            start = stop
+        self.parts = self._between(start, self.rows)
+        self._boxes = [boxes[start:].copy()]
+        self.rows -= start
+
+    def _between(self, start: int, stop: int) -> list[Rows]:
+        found = []
+        for part in self.parts:
+            low, high = max(start, 0), min(stop, len(part))
+            if low < high:
+                found.append(part.slice(low, high))
+            start, stop = start - len(part), stop - len(part)
+        return found
+
+    def _table(self, start: int, stop: int) -> pa.Table:
+        """Give some of the rows as a manifest has them."""
+        parts = self._between(start, stop)
+        columns: dict[str, Any] = {
+            name: pa.chunked_array([each.columns.column(name) for each in parts])
+            for name in parts[0].columns.schema.names
+        }
+        ids = np.full(stop - start, self.node_id, np.uint32)
+        columns["array_id"] = from_numpy(ids, pa.uint32())
+        table = chunk_table({**self.blank.columns(stop - start), **columns}, stop - start)
+        return table if self.order.by_coordinate else sort_rows(table)
+
+    def rest(self) -> pa.Table:
+        """Give what is left to the commit; what it was cut from is let go where that is large."""
+        if not self.rows:
+            return empty_table(CHUNK_SCHEMA)
+        table = self._table(0, self.rows)
+        if any(each.columns.get_total_buffer_size() > _LARGE for each in self.parts):
+            table = table.take(indices(np.arange(self.rows)))
+        return table.combine_chunks()
+
+    def release(self) -> list[Rows]:
+        """Give back what is not written."""
+        parts, self.parts, self._boxes, self.rows = self.parts, [], [], 0
+        return parts
+
+    def withdraw(self, box: int) -> list[str]:
+        """Give up the manifests that rows of this box and later ones may belong to."""
+        names = [name for name, last in self.written if last >= box]
+        self.written = self.written[: len(self.written) - len(names)]
+        return names
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Array:
+    """The references of one array as they come in: straight into manifests, or aside to be sorted."""
+
+    path: str
+    cutter: _Cutter
+    last_wins: bool
+    spill: Spill
+    streams: bool = True
+    """Whether everything so far came in order, and nothing of it is aside."""
+    superseded: list[str] = field(default_factory=list)
+    """Manifests whose rows stand in others now."""
+    _last: npt.NDArray[Any] | None = None
+    _loose: list[Rows] = field(default_factory=list)
+    _runs: list[tuple[npt.NDArray[Any], list[tuple[int, int]]]] = field(default_factory=list)
+    """The first key of each, and where its batches are."""
+    _names: tuple[str, ...] = ()
+    _is_slice: bool = False
+    _repeated: tuple[int, bytes] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are in memory."""
+        return self.cutter.rows + sum(map(len, self._loose))
+
+    def add(self, rows: Rows) -> None:
+        """Take more rows, in any order."""
+        self._is_slice = True
+        self._names = tuple(rows.columns.schema.names)
+        if self.streams:
+            before = rows.keys[:0] if self._last is None else self._last
+            keys = np.concatenate([before, rows.keys])
+            falls = keys[1:] <= keys[:-1]
+            if not falls.any():
+                self.cutter.add(rows)
+                self._last = rows.keys[-1:].copy()
+                return
+            at = int(np.argmax(falls)) + 1
+            if (
+                not self.last_wins and keys[at] == keys[at - 1]
+            ):  # the first, as all before are rising
+                self._note_repeated(rows, at - len(before))
+                self._refuse_repeated()
+            self._put_aside()
+        self._loose.append(rows)
+
+    def _put_aside(self) -> None:
+        self.streams = False
+        self._loose = self.cutter.release()
+
+    def _note_repeated(self, rows: Rows, place: int) -> None:
+        number = int(rows.numbers[place])
+        if self._repeated is None or number < self._repeated[0]:
+            self._repeated = number, bytes_at(rows.columns.column("coord"), place)
+
+    def _refuse_repeated(self) -> None:
+        if self._repeated is not None:
+            number, coord = self._repeated
+            raise InvalidInputError(
+                f"row {number} of the references for {self.path!r}: chunk {coords.decode_one(coord)} "
+                f"stands there twice; duplicates='last' keeps the last of them. Nothing was staged.",
+                row=number,
+            )
+
+    def _once(self, rows: Rows) -> Rows:
+        """Keep one row of each key, of rows in order."""
+        same = rows.keys[1:] == rows.keys[:-1]
+        if not same.any():
+            return rows
+        if self.last_wins:
+            return rows.take(np.flatnonzero(np.append(~same, True)))
+        places = np.flatnonzero(same) + 1
+        self._note_repeated(rows, int(places[rows.numbers[places].argmin()]))
+        return rows.take(np.flatnonzero(np.append(True, ~same)))
+
+    def _sorted_loose(self) -> Rows:
+        rows = concat(self._loose)
+        self._loose = []
+        return self._once(in_order(rows))
+
+    def write_run(self) -> None:
+        """Put everything in memory on disk, as one sorted run."""
+        if self.streams and self.rows:
+            self._put_aside()
+        if self._loose:
+            rows = self._sorted_loose()
+            self._runs.append((rows.keys[:1].copy(), self.spill.write(rows)))
+
+    def copy_slices(self) -> None:
+        """Copy what is in memory where it keeps something larger alive."""
+        if not self._is_slice:
+            return
+        self._is_slice = False
+        for parts in (self.cutter.parts, self._loose):
+            if parts:
+                parts[:] = [concat(parts) if len(parts) > 1 else parts[0].copied()]
+
+    def finish(self) -> None:
+        """Bring what went aside in order; what is in memory afterwards is left to the commit."""
+        if not self.streams:
+            loose = [self._sorted_loose()] if self._loose else []
+            firsts = [first for first, _ in self._runs] + [rows.keys[:1] for rows in loose]
+            least = min(firsts, key=lambda first: first[0])
+            self.superseded = self.cutter.withdraw(int(self.cutter.order.boxes(least)[0]))
+            runs = [
+                self._recalled(),
+                *(self.spill.read(places) for _, places in self._runs),
+                iter(loose),
+            ]
+            del loose
+            for rows in merge(runs):
+                chosen = self._once(rows)
+                if self._repeated is None:
+                    self.cutter.add(chosen)
+            self._refuse_repeated()
+        self.cutter.close()
+
+    def _recalled(self) -> Iterator[Rows]:
+        """Read the rows of manifests again that later rows belong between: older than all those."""
+        order = self.cutter.order
+        for name in self.superseded:
+            table = self.cutter.writer.recall(name)
+            columns = [one_array(table[name]) for name in self._names]
+            index = coords.decode(one_array(table["coord"]), len(order.counts))
+            rows = Rows(
+                columns=pa.RecordBatch.from_arrays(columns, names=list(self._names)),
+                keys=order.keys(index),
+                numbers=np.full(len(index), -1, np.int64),
+            )
+            yield in_order(rows)
+
+
+class BulkReferences:
+    """One bulk write: rows of any arrays go in, slice by slice; what a session stages comes out.
+
+    In order, an array's rows become manifests at once and are forgotten. The first that is out of order makes
+    the rows of its array go aside: gathered, sorted, put on disk and merged at the end.
+    """
+
+    def __init__(
+        self,
+        writer: ManifestWriter,
+        layout_of: Callable[[ArrayView], Layout],
+        *,
+        last_wins: bool,
+        settings: BulkSettings,
+    ) -> None:
+        self._writer = writer
+        self._layout_of = layout_of
+        self._last_wins = last_wins
+        self._settings = settings
+        self._spill = Spill(settings.run_batch_rows)
+        self._blank = _Blank()
+        self._arrays: dict[int, _Array] = {}
+        self._newest: _Array | None = None
+        self._since_copy = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._spill.close()
+
+    def _array(self, path: str, view: ArrayView) -> _Array:
+        layout = self._layout_of(view)
+        cutter = _Cutter(
+            node_id=view.node.id,
+            order=GridOrder(view.grid.chunk_counts, layout.limit, layout.axis),
+            limit=layout.limit,
+            held_rows=self._settings.held_rows,
+            writer=self._writer,
+            blank=self._blank,
+        )
+        return _Array(path=path, cutter=cutter, last_wins=self._last_wins, spill=self._spill)
+
+    def add(
+        self,
+        path: str,
+        view: ArrayView,
+        columns: pa.RecordBatch,
+        index: npt.NDArray[np.uint64],
+        numbers: npt.NDArray[np.int64],
+    ) -> None:
+        """Take rows of one array: columns of references, their coordinates, their numbers in the input."""
+        array = self._arrays.get(view.node.id)
+        if array is None:
+            array = self._arrays[view.node.id] = self._array(path, view)
+        keys = array.cutter.order.keys(index)
+        array.add(Rows(columns=columns, keys=keys, numbers=numbers))
+        self._newest = array
+
+    def end_slice(self, row_count: int, size_bytes: int) -> None:
+        """Keep memory bounded, after all arrays of a slice of so many rows and bytes were added."""
+        settings = self._settings
+        bound = settings.gather_rows
+        if size_bytes:
+            bound = min(bound, max(settings.gather_bytes * row_count // size_bytes, 1))
+        # what streams right now needs no more than its manifest, and would gain nothing on disk
+        current = self._newest if self._newest is not None and self._newest.streams else None
+        others = [each for each in self._arrays.values() if each is not current]
+        held = sum(each.rows for each in others)
+        if held >= bound:
+            for each in sorted(others, key=lambda array: -array.rows):
+                held -= each.rows
+                each.write_run()
+                if held <= bound // 2:
+                    break
+        self._since_copy += row_count
+        if self._since_copy >= bound:
+            self._since_copy = 0
+            if len(self._arrays) > 1:
+                for each in others:
+                    each.copy_slices()
+
+    def finish(self) -> list[StagedReferences]:
+        """Write and wait for what is to be written; the arrays stand in the order of their first rows."""
+        arrays = list(self._arrays.values())
+        waiting: list[tuple[int, int]] = []
+        held = 0
+        for place, array in enumerate(arrays):
+            array.finish()
+            held += array.rows
+            heapq.heappush(waiting, (-array.rows, place))
+            while held > self._settings.held_rows_in_all:
+                rows, largest = heapq.heappop(waiting)
+                held += rows
+                arrays[largest].cutter.write_rest()
+        self._writer.drop([name for array in arrays for name in array.superseded])
+        written = self._writer.finish()
+        entries = inventories_by_array(written.entries)
+        staged = []
+        for node_id, array in self._arrays.items():
+            runs = entries.get(node_id, NO_INVENTORIES)
+            sizes = {name: written.sizes[name] for name in runs.manifests}
+            staged.append(
+                StagedReferences(node_id=node_id, table=array.cutter.rest(), runs=runs, sizes=sizes)
+            )
+        return staged

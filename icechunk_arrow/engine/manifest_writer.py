@@ -1,0 +1,213 @@
+"""Writing manifests before their commit: encoded and put in the background when there are many.
+
+Owns the threads, how much waits for them, and what becomes of files when it goes wrong. Which rows stand
+together in a manifest is decided by whoever calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from icechunk_arrow.core.columns import empty_table
+from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe
+from icechunk_arrow.formats import manifest
+from icechunk_arrow.formats.envelope import header_metadata
+from icechunk_arrow.formats.layout import FileKind, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["NOTHING_WRITTEN", "ManifestWriter", "WrittenManifests"]
+
+_log = logging.getLogger(__name__)
+_IN_FLIGHT = 4
+"""So many tables wait or are encoded at a time: with manifests of 2**18 rows some 100 MB."""
+_PUTTERS = 8
+"""Threads where a put takes a while: encoded manifests are small, so many may be under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenManifests:
+    """What has been written."""
+
+    entries: pa.Table
+    """What each holds of each array, in the order written: ``core.manifests.ENTRY_SCHEMA``."""
+    sizes: Mapping[str, int]
+    """Bytes by manifest id."""
+    held: Mapping[str, bytes] = field(default_factory=dict)
+    """A single manifest that is encoded and not put, to be put with the other files of its commit."""
+
+
+NOTHING_WRITTEN = WrittenManifests(entries=empty_table(ENTRY_SCHEMA), sizes={})
+
+_Result = tuple[pa.Table, int]
+"""Entries, and bytes."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    table: pa.Table | None
+    ndims: Mapping[int, int]
+    future: Future[_Result] | None = None
+    """None as long as nobody has begun with it."""
+
+
+class ManifestWriter:
+    """Writes manifests that no snapshot names yet; for one thread, and for one turn.
+
+    A single manifest is written on the caller's thread, or with ``hold_one`` only encoded. Two or more are
+    encoded and put by a few threads, since Arrow and the compression let others run; the caller waits when
+    too much is under way.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        new_id: Callable[[], str],
+        *,
+        workers: int = 2,
+        hold_one: bool = False,
+    ) -> None:
+        self._hold_one = hold_one
+        self._held: dict[str, bytes] = {}
+        self._storage = storage
+        self._new_id = new_id
+        self._jobs: dict[str, _Job] = {}
+        self._threads = workers if storage.capabilities.fast else max(workers, _PUTTERS)
+        self._pool: ThreadPoolExecutor | None = None
+        self._room = threading.Semaphore(max(_IN_FLIGHT, workers))
+        self._stopped = False
+        self._failure: BaseException | None = None
+
+    def write(self, table: pa.Table, ndims: Mapping[int, int]) -> str:
+        """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.
+
+        Raises what went wrong with one that was given before, where that is known already.
+        """
+        if self._failure is not None:
+            raise self._failure
+        name = self._new_id()
+        self._jobs[name] = _Job(table=table, ndims=ndims)
+        if self._pool is not None:
+            self._submit(self._pool, name)
+        elif len(self._jobs) > 1:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="manifest")
+            for waiting in [name for name, job in self._jobs.items() if job.future is None]:
+                self._submit(self._pool, waiting)
+        return name
+
+    def _submit(self, pool: ThreadPoolExecutor, name: str) -> None:
+        self._room.acquire()
+        job = self._jobs[name]
+        held, job.table = [job.table], None
+        job.future = pool.submit(self._in_thread, held, name, job.ndims)
+
+    def _in_thread(
+        self, held: list[pa.Table | None], name: str, ndims: Mapping[int, int]
+    ) -> _Result:
+        """Encode and put; the table is let go as soon as it has become bytes."""
+        try:
+            try:
+                if self._stopped:
+                    return empty_table(ENTRY_SCHEMA), 0
+                data, entries = _encode(held[0], name, ndims)
+            finally:
+                held.clear()
+                self._room.release()
+            return self._put(name, data, entries)
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    def _put(self, name: str, data: bytes, entries: pa.Table) -> _Result:
+        self._storage.put(key_of(FileKind.MANIFEST, name), data, header_metadata(FileKind.MANIFEST))
+        return entries, len(data)
+
+    def _result(self, name: str) -> _Result:
+        """Wait for a manifest, or write it now."""
+        job = self._jobs[name]
+        if job.future is None:
+            job.future = Future()
+            try:
+                data, entries = _encode(job.table, name, job.ndims)
+                if self._hold_one:
+                    self._held[name] = data
+                    job.future.set_result((entries, len(data)))
+                else:
+                    job.future.set_result(self._put(name, data, entries))
+            except BaseException as error:
+                job.future.set_exception(error)
+                raise
+            job.table = None
+        return job.future.result()
+
+    def recall(self, name: str) -> pa.Table:
+        """Give the rows of a manifest back, read from where it was written."""
+        waiting = self._jobs[name].table
+        if waiting is not None:
+            return waiting
+        self._result(name)
+        return manifest.decode(self._storage.get(key_of(FileKind.MANIFEST, name)), name)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete manifests that others have taken the place of; what cannot be deleted is logged."""
+        begun = []
+        for name in names:
+            if self._jobs[name].future is not None:
+                self._result(name)
+                begun.append(name)
+            del self._jobs[name]
+        self._delete(begun)
+
+    def finish(self) -> WrittenManifests:
+        """Wait for everything, and tell what there is; the first failure is raised."""
+        entries = [empty_table(ENTRY_SCHEMA)]
+        sizes: dict[str, int] = {}
+        for name in self._jobs:
+            found, sizes[name] = self._result(name)
+            entries.append(found)
+        if self._pool is not None:
+            self._pool.shutdown()
+        return WrittenManifests(
+            entries=pa.concat_tables(entries).combine_chunks(), sizes=sizes, held=dict(self._held)
+        )
+
+    def discard(self) -> None:
+        """Stop, and delete what was written as far as possible; what cannot be deleted is logged."""
+        self._stopped = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        # also those that failed: a put whose answer was lost has written
+        begun = [
+            name
+            for name, job in self._jobs.items()
+            if job.future is not None and not job.future.cancelled()
+        ]
+        self._jobs.clear()
+        self._delete(begun)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        try:
+            self._storage.delete([key_of(FileKind.MANIFEST, name) for name in names])
+        except Exception as error:  # noqa: BLE001  (files that nothing names do no harm)
+            _log.warning(
+                "%d manifests in %s that nothing names could not be deleted: %s",
+                len(names),
+                self._storage.url,
+                error,
+            )
+
+
+def _encode(table: pa.Table | None, name: str, ndims: Mapping[int, int]) -> tuple[bytes, pa.Table]:
+    assert table is not None
+    return manifest.encode(table, name), describe(table, name, ndims)

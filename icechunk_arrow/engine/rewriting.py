@@ -1,0 +1,189 @@
+"""Bringing a branch's manifests into the shape that its settings ask for, as one commit.
+
+Owns which rows are read and written for that, a part at a time; what has to move is decided in ``core``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, concat_sorted, keep_rows
+from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.placement import limit_of
+from icechunk_arrow.core.repacking import plan_repacking
+from icechunk_arrow.core.splits import axis_of
+from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, Layout
+from icechunk_arrow.engine.commit import commit_once, plan_written
+from icechunk_arrow.engine.context import new_id, now
+from icechunk_arrow.engine.manifest_writer import (
+    NOTHING_WRITTEN,
+    ManifestWriter,
+    WrittenManifests,
+)
+from icechunk_arrow.engine.plan import Changes, ranks_of, shapes_of
+from icechunk_arrow.engine.timetravel import tip_to_read
+from icechunk_arrow.engine.view import ArrayView
+from icechunk_arrow.errors import ConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from icechunk_arrow.core.placement import ArrayShape
+    from icechunk_arrow.core.repacking import Repacking
+    from icechunk_arrow.core.snapshot import Node
+    from icechunk_arrow.engine.context import Context
+
+__all__ = ["ManifestRewrite", "rewrite_manifests"]
+
+_COLUMNS = [name for name in CHUNK_SCHEMA.names if name != "array_id"]
+_ALL_WRITTEN = BulkSettings(held_rows=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRewrite:
+    """What rewriting the manifests of a branch did, or would do."""
+
+    snapshot_id: str | None
+    """The commit; None for a dry run, and where every manifest is as it should be."""
+    kept: int
+    """Manifests that stay as they are."""
+    replaced: int
+    """Manifests of which every row is written again."""
+    written: int
+    """Manifests that take their place; in a dry run an estimate, which sparse arrays may exceed."""
+    row_count: int
+    """How many references are written again."""
+
+
+def rewrite_manifests(
+    context: Context,
+    branch: str,
+    message: str,
+    *,
+    properties: Mapping[str, Any],
+    dry_run: bool,
+) -> ManifestRewrite:
+    """Put the references of a branch into the manifests that the settings want, and commit."""
+    started_at = now()
+    done: tuple[frozenset[str], WrittenManifests] | None = None
+    while True:
+        tip = tip_to_read(context, branch)
+        base = context.files.read_snapshot(tip.snapshot_id)
+        unchanged = Changes(overlay={}, deltas={}, next_node_id=base.facts.next_node_id)
+        nodes = {node.id: node for node in base.nodes() if node.is_array}
+        shapes = shapes_of(base, unchanged)
+        settings = context.config.chunk_manifests
+        plan = plan_repacking({i: n.inventories for i, n in nodes.items()}, settings, shapes)
+        if dry_run or not plan.replaced:
+            return _report(plan, None, _estimate(plan, nodes))
+        if done is None or not done[0] <= base.manifest_sizes.keys():
+            done = plan.replaced, _write(context, plan, nodes, shapes)
+        planned = plan_written(
+            context,
+            tip,
+            base,
+            unchanged,
+            delta=NOTHING_WRITTEN,
+            rewritten=done[1],
+            replaced=done[0],
+            message=message,
+            properties=properties,
+            started_at=started_at,
+        )
+        try:
+            commit_once(context, tip, planned)
+        except ConflictError:
+            continue  # somebody was faster; what is written still counts if its manifests are live
+        return _report(plan, planned.snapshot.id, len(done[1].sizes))
+
+
+def _report(plan: Repacking, snapshot_id: str | None, written: int) -> ManifestRewrite:
+    return ManifestRewrite(
+        snapshot_id=snapshot_id,
+        kept=len(plan.kept),
+        replaced=len(plan.replaced),
+        written=written,
+        row_count=plan.row_count,
+    )
+
+
+def _estimate(plan: Repacking, nodes: Mapping[int, Node]) -> int:
+    count = len(plan.together)
+    for array_id, chosen in plan.cut.items():
+        found = nodes[array_id].inventories
+        again = np.array([name in plan.replaced for name in found.manifests], np.bool_)
+        count += -(-int(found.row_counts[again].sum()) // limit_of(chosen))
+    return count
+
+
+def _write(
+    context: Context,
+    plan: Repacking,
+    nodes: Mapping[int, Node],
+    shapes: Callable[[int], ArrayShape],
+) -> WrittenManifests:
+    writer = ManifestWriter(context.storage, new_id)
+    cutting = ManifestWriter(context.storage, new_id)
+    try:
+        for members in plan.together:
+            table = _rows_of(context, [nodes[each] for each in members])
+            writer.write(table, ranks_of(table, shapes))
+        cut = _cut(context, plan, nodes, cutting)
+        together = writer.finish()
+    except BaseException:
+        writer.discard()
+        cutting.discard()
+        raise
+    return WrittenManifests(
+        entries=pa.concat_tables([together.entries, cut.entries]),
+        sizes={**together.sizes, **cut.sizes},
+    )
+
+
+def _rows_of(context: Context, nodes: list[Node]) -> pa.Table:
+    """Read all references of some arrays."""
+    ids = np.array([node.id for node in nodes], np.uint32)
+    names = sorted({name for node in nodes for name in node.inventories.manifests})
+    parts = []
+    for name in names:
+        table = context.files.read_manifest(name)
+        parts.append(keep_rows(table, np.isin(to_numpy(table["array_id"]), ids)))
+    return concat_sorted(parts)
+
+
+def _cut(
+    context: Context, plan: Repacking, nodes: Mapping[int, Node], writer: ManifestWriter
+) -> WrittenManifests:
+    """Stream the rows of large arrays into manifests cut along their grids."""
+
+    def layout(view: ArrayView) -> Layout:
+        chosen, columns = plan.cut[view.node.id], view.node.columns
+        assert columns is not None
+        counts = view.grid.chunk_counts
+        axis = axis_of(chosen.split_along, columns.dimension_names, len(counts))
+        return Layout(limit=limit_of(chosen), axis=axis)
+
+    if not plan.cut:
+        return NOTHING_WRITTEN
+    with BulkReferences(writer, layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
+        for array_id in plan.cut:
+            node = nodes[array_id]
+            view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+            ndim = len(view.grid.chunk_counts)
+            for entry in node.inventories:
+                if entry.manifest not in plan.replaced:
+                    continue
+                table = context.files.read_manifest(entry.manifest)
+                rows = table.slice(entry.row, entry.row_count).select(_COLUMNS).combine_chunks()
+                (batch,) = rows.to_batches()
+                index = coords.decode(one_array(rows["coord"]), ndim)
+                bulk.add(node.path, view, batch, index, np.arange(len(index)))
+                bulk.end_slice(len(index), batch.nbytes)
+        bulk.finish()
+    return writer.finish()

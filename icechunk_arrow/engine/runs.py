@@ -1,0 +1,164 @@
+"""Runs: manifests that a session wrote before its commit, and what becomes of their rows afterwards.
+
+Owns the rewriting of runs when something newer covers some of their rows, when the array shrinks, and when a
+rebase gives the array another id. Their first writing is the business of ``engine.bulk``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunk_set import ChunkSet
+from icechunk_arrow.core.chunks import keep_rows, with_array_id
+from icechunk_arrow.core.columns import bytes_at, one_array
+from icechunk_arrow.core.manifests import inventories_by_array
+from icechunk_arrow.core.placement import ArrayShape, limit_of, set_for_size, set_of
+from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.core.splits import axis_of
+from icechunk_arrow.engine.bulk import Layout
+from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.staging import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from icechunk_arrow.core.manifest_settings import ManifestSettings
+    from icechunk_arrow.core.snapshot import Inventories
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.staging import ArrayDelta
+    from icechunk_arrow.engine.view import ArrayView
+
+__all__ = ["add_runs", "layout_of", "settle_runs", "take_out", "write_entries"]
+
+_ROWS = 1 << 16
+"""How many references that were staged one by one make a manifest."""
+
+
+def layout_of(settings: ManifestSettings, view: ArrayView) -> Layout:
+    """How the references of an array are cut where they are too many for one manifest.
+
+    Whether a rule about initialized chunks applies is not known before they are all there: what the grid
+    allows is taken.
+    """
+    node, counts = view.node, view.grid.chunk_counts
+    assert node.columns is not None
+    names = node.columns.dimension_names
+    shape = ArrayShape(
+        path=node.path,
+        chunk_counts=counts,
+        dimension_names=names,
+        chunk_count=view.grid.chunk_count,
+    )
+    chosen = set_for_size(settings, set_of(settings, node.id, shape), view.grid.chunk_count)
+    axis = axis_of(chosen.split_along, names, len(counts))
+    return Layout(limit=limit_of(chosen), axis=axis)
+
+
+def settle_runs(context: Context, delta: ArrayDelta, array_id: int) -> None:
+    """Make every row of the runs count: without what is void, and marked with the array's id."""
+    delta.runs = _settled(context, delta, array_id)
+
+
+def _settled(context: Context, delta: ArrayDelta, array_id: int) -> Runs:
+    if not len(delta.runs):
+        return delta.runs
+    return replace(_without(context, delta.runs, delta.void_in_runs(), array_id), kept=None)
+
+
+def take_out(context: Context, delta: ArrayDelta, chunks: ChunkSet, array_id: int) -> None:
+    """Forget what is staged of some chunks."""
+    delta.runs = _without(context, _settled(context, delta, array_id), chunks, array_id)
+    delta.forget(chunks)
+
+
+def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> Runs:
+    """Write those runs again that hold rows that go, or rows marked with another array's id."""
+    if not len(runs):
+        return runs
+    found = runs.inventories
+    touched = set(chunks.touching(found))
+    again = range(len(found)) if runs.array_id != array_id else sorted(touched)
+    replaced = set()
+    writer = ManifestWriter(context.storage, new_id)
+    ndim = found.starts.shape[1]
+    try:
+        for number in again:
+            name = found.manifests[number]
+            table = context.files.read_manifest(name, coded=True)
+            if number in touched:
+                mask = chunks.mask(one_array(table["coord"]))
+                if runs.array_id == array_id and not mask.any():
+                    continue
+                table = keep_rows(table, ~mask)
+            replaced.add(name)
+            if table.num_rows:
+                writer.write(with_array_id(table, array_id), {array_id: ndim})
+        written = writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+    entries = inventories_by_array(written.entries).get(array_id, NO_INVENTORIES)
+    sizes = {name: size for name, size in runs.sizes.items() if name not in replaced}
+    return replace(
+        runs,
+        inventories=found.without(replaced).united(entries),
+        sizes={**sizes, **written.sizes},
+        array_id=array_id,
+    )
+
+
+def add_runs(
+    context: Context,
+    delta: ArrayDelta,
+    array_id: int,
+    new: Inventories,
+    sizes: Mapping[str, int],
+) -> None:
+    """Lay manifests that were just written over everything that the session has of an array."""
+    covered = list(_covered_by(context, new)) if _is_any(delta) else []
+    runs = _settled(context, delta, array_id)
+    for chunks in covered:
+        runs = _without(context, runs, chunks, array_id)
+    # in one step, so that a reader in another thread sees a chunk's old reference or its new one
+    delta.runs = Runs(
+        inventories=runs.inventories.united(new),
+        sizes={**runs.sizes, **sizes},
+        array_id=array_id,
+    )
+    for chunks in covered:
+        delta.forget(chunks)
+
+
+def _is_any(delta: ArrayDelta) -> bool:
+    return bool(delta.entries or delta.tables or len(delta.runs))
+
+
+def _covered_by(context: Context, new: Inventories) -> Iterator[ChunkSet]:
+    """Give the chunks of some manifests; those with holes are read."""
+    ndim = new.starts.shape[1]
+    chunks = ChunkSet.of(ndim, runs=new)
+    yield replace(chunks, sparse=NO_INVENTORIES)
+    for name in chunks.sparse.manifests:
+        yield ChunkSet.of(ndim, written=one_array(context.files.read_manifest(name)["coord"]))
+
+
+def write_entries(context: Context, delta: ArrayDelta, array_id: int) -> None:
+    """Make runs of the references that were staged one by one, because they have become many."""
+    rows = with_array_id(delta.rows_of_entries(), array_id)
+    if not rows.num_rows:
+        return
+    column = one_array(rows["coord"])
+    ndim = len(coords.decode_one(bytes_at(column, 0)))
+    writer = ManifestWriter(context.storage, new_id)
+    try:
+        for start in range(0, rows.num_rows, _ROWS):
+            writer.write(rows.slice(start, _ROWS), {array_id: ndim})
+        written = writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+    entries = inventories_by_array(written.entries)[array_id]
+    add_runs(context, delta, array_id, entries, written.sizes)
