@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from icechunk_arrow import RepositoryConfig
+
 if TYPE_CHECKING:
     import pytest
 
@@ -31,6 +33,16 @@ def test_python_and_sql_blocks_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
     assert "['One day of temperatures', 'Repository created']" in capsys.readouterr().out
     assert sum(chunks for _, chunks, _ in rows) >= 24 * 2 * 4
+
+
+def test_the_configuration_is_one() -> None:
+    """What the README shows as configuration is read, and says what it seems to say."""
+    [text] = blocks("yaml")
+    settings = RepositoryConfig.from_yaml(text).chunk_manifests
+
+    assert [each.name for each in settings.sets] == ["hot", "default"]
+    assert settings.sets[0].split_along == "time"
+    assert settings.rules[0].target == "hot"
 
 
 def test_commands_are_targets() -> None:
