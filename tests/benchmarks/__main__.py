@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--quick]``."""
+"""Run the benchmarks: ``python -m tests.benchmarks [--only NAME] [--scale N] [--quick]``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import pyarrow as pa
 import zarr
 
 from tests.benchmarks.arrays import large_chunks, small_chunks
+from tests.benchmarks.changes import append, appends, overwrite
 from tests.benchmarks.commits import commit, growth, opening
 from tests.benchmarks.harness import Bench
 from tests.benchmarks.imports import imports
 from tests.benchmarks.peers import PeerError, start_icechunk
+from tests.benchmarks.plate import plate
+from tests.benchmarks.reading import first_chunk, memory
 from tests.benchmarks.references import references
 from tests.benchmarks.requests import cold_read
 
@@ -32,6 +35,12 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "small": small_chunks,
     "cold": cold_read,
     "references": references,
+    "first": first_chunk,
+    "append": append,
+    "overwrite": overwrite,
+    "appends": appends,
+    "memory": memory,
+    "plate": plate,
     "growth": growth,
     "import": imports,
 }
@@ -42,6 +51,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=list(CASES), help="may be repeated")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, few rounds: a smoke test"
+    )
+    parser.add_argument(
+        "--scale",
+        type=int,
+        choices=(1, 10, 100),
+        default=10,
+        help="at most so many million references (--quick: a tenth of that)",
     )
     parser.add_argument(
         "--peer-python",
@@ -66,15 +82,25 @@ def main() -> None:
         peer = None
         print(f"SKIPPED, everything beside icechunk: {error}. Give --peer-python.")
     folder = Path(tempfile.mkdtemp(prefix="icechunk-arrow-bench-", dir=chosen.folder))
+    case_folder, built_folder = folder / "case", folder / "built"
+    built_folder.mkdir()
     try:
         for name in chosen.only or CASES:
             print(f"\n== {name}: {(CASES[name].__doc__ or '').strip().splitlines()[0]}")
             print(f"   ({os.getloadavg()[0]:.1f} processes were running or waiting on average)")
             began = time.perf_counter()
-            CASES[name](Bench(folder=folder, quick=chosen.quick, icechunk=peer))
+            CASES[name](
+                Bench(
+                    folder=case_folder,
+                    built_folder=built_folder,
+                    quick=chosen.quick,
+                    scale=chosen.scale,
+                    icechunk=peer,
+                    peer_python=chosen.peer_python,
+                )
+            )
             print(f"\n  ({name} took {time.perf_counter() - began:.0f} s)", flush=True)
-            for each in folder.iterdir():
-                shutil.rmtree(each)
+            shutil.rmtree(case_folder, ignore_errors=True)
     finally:
         shutil.rmtree(folder)
         if peer is not None:

@@ -26,9 +26,12 @@ __all__ = [
     "Stopwatch",
     "alternate",
     "folder_bytes",
+    "mebibytes",
     "print_figures",
+    "print_flatness",
     "print_line",
     "timed",
+    "verdict",
 ]
 
 Seconds = float
@@ -39,8 +42,20 @@ class Bench:
     """What every case gets: where to put files, how much to do, and the peer, if it is there."""
 
     folder: Path
+    """Of one case; empty when it begins."""
+    built_folder: Path
+    """Where repositories are that several cases use."""
     quick: bool
+    scale: int
+    """The most references that a case has, in millions; a tenth of that where it is to be quick."""
     icechunk: Peer | None
+    peer_python: str | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of references: a million, ten, a hundred, up to the scale."""
+        unit = self.choose(1_000_000, 100_000)
+        return [unit * times for times in (1, 10, 100) if times <= self.scale]
 
     def new_folder(self, name: str) -> Path:
         """Make a folder of a case's own."""
@@ -149,7 +164,7 @@ def _multiple(ours: list[Seconds], theirs: list[Seconds], aim: float | None) -> 
     low, high = _quartiles([a / b for a, b in zip(ours, theirs, strict=True)])
     text = f"{ratio:.2f} x ({low:.2f} - {high:.2f})"
     if aim is not None:
-        text += f", aim {aim:g}: {'reached' if ratio <= aim else 'MISSED'}"
+        text += f", {verdict(ratio, aim)}"
     return text
 
 
@@ -157,6 +172,33 @@ def print_line(text: str) -> None:
     """Print a figure that is no time."""
     print(f"  {text}")
     sys.stdout.flush()
+
+
+def print_flatness(
+    figures: Mapping[str, Mapping[int, list[Seconds]]], *, aims: Mapping[str, float] | None = None
+) -> None:
+    """Print how the medians of a subject grow with size, as multiples of the first.
+
+    ``aims`` are upper bounds of the last.
+    """
+    for name, by_size in figures.items():
+        medians = [statistics.median(values) for values in by_size.values()]
+        if len(medians) < 2:
+            continue
+        shown = " : ".join(f"{median / medians[0]:.2f}" for median in medians)
+        text = f"{name}: {shown} at {' : '.join(f'{size:,}' for size in by_size)}"
+        aim = (aims or {}).get(name)
+        print_line(text + (f"; {verdict(medians[-1] / medians[0], aim)}" if aim else ""))
+
+
+def verdict(value: float, aim: float) -> str:
+    """Say whether a figure keeps to its upper bound."""
+    return f"aim {aim:,g}: {'reached' if value <= aim else 'MISSED'}"
+
+
+def mebibytes(size_bytes: float) -> str:
+    """Write an amount of memory."""
+    return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
 def folder_bytes(folder: Path) -> int:

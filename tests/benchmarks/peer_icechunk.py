@@ -5,7 +5,7 @@ It reads calls as lines of JSON, does them, and answers in lines of JSON. Whatev
 
 from __future__ import annotations
 
-import json
+import asyncio
 import sys
 import time
 from typing import Any
@@ -14,7 +14,9 @@ import icechunk
 import numpy as np
 import zarr
 
-from tests.benchmarks import references_data
+from tests.benchmarks import plate_data, references_data
+from tests.benchmarks.memory_use import Meter
+from tests.benchmarks.peers import answer_calls
 
 
 def _repo(path: str, *, create: bool = False, split: int = 0) -> icechunk.Repository:
@@ -110,52 +112,120 @@ def read_array(path: str, *, pipeline: str) -> float:
 
 
 def set_references(
-    path: str, *, rows: int, first_row: int, columns: int, split: int
+    path: str,
+    *,
+    rows: int,
+    first_row: int,
+    columns: int,
+    split: int,
+    dimensions: int = 2,
 ) -> dict[str, float]:
     """Point a box of chunks at ranges of files, and commit; preparing the input does not count."""
     box = references_data.box(rows=rows, first_row=first_row, columns=columns)
-    names = references_data.LOCATIONS
-    locations = [names[i] for i in box.files.tolist()]
+    whole = columns == references_data.COLUMNS
+    shape = references_data.grid(rows, dimensions) if whole else (rows, columns)
+    locations = _locations(box)
     repo = _repo(path, split=split)
     began = time.perf_counter()
     session = repo.writable_session("main")
     session.store.set_virtual_refs_arr(
         "a",
-        (rows, columns),
+        shape,
         locations,
         box.offsets,
         box.lengths,
-        arr_offset=(first_row, 0),
+        arr_offset=references_data.corner(first_row, dimensions),
         validate_containers=False,
     )
     session.commit("references")
     return {"seconds": time.perf_counter() - began}
 
 
-_CALLS = (
-    versions,
-    create,
-    commit_chunk,
-    grow_history,
-    open_repository,
-    write_array,
-    read_array,
-    set_references,
-)
+def _locations(box: references_data.Box) -> list[str]:
+    """Name the file of each chunk; chunks of one file share a text."""
+    names = {row: references_data.location(row) for row in np.unique(box.rows).tolist()}
+    return [names[row] for row in box.rows.tolist()]
 
 
-def main() -> None:
-    """Answer calls until the pipe ends."""
-    calls = {call.__name__: call for call in _CALLS}
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer: dict[str, Any]
-        try:
-            answer = {"result": calls[request.pop("call")](**request)}
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+def fill(path: str, *, rows: int, split: int, rows_per_commit: int = 0) -> dict[str, Any]:
+    """Set the references of so many rows, box by box, in one commit or in several.
+
+    Making them does not count; peak memory is told with it, as only a fresh process can.
+    """
+    meter = Meter()
+    seconds = 0.0
+    repo = _repo(path, split=split)
+    session = repo.writable_session("main")
+    for first_row, box in references_data.boxes(rows):
+        locations = _locations(box)
+        count = len(locations) // references_data.COLUMNS
+        began = time.perf_counter()
+        session.store.set_virtual_refs_arr(
+            "a",
+            references_data.grid(count),
+            locations,
+            box.offsets,
+            box.lengths,
+            arr_offset=references_data.corner(first_row),
+            validate_containers=False,
+        )
+        if rows_per_commit and (first_row + count) % rows_per_commit == 0:
+            session.commit("references")
+            session = repo.writable_session("main")
+        seconds += time.perf_counter() - began
+    began = time.perf_counter()
+    if session.has_uncommitted_changes:
+        session.commit("references")
+    return {"seconds": seconds + time.perf_counter() - began, **meter.figures()}
+
+
+def set_scattered(path: str, *, places: list[list[int]], split: int) -> dict[str, float]:
+    """Set single references anew, wherever they are."""
+    repo = _repo(path, split=split)
+    specs = [
+        icechunk.VirtualChunkSpec(
+            index=place, location=references_data.location(place[0]), offset=20_000, length=60_000
+        )
+        for place in places
+    ]
+    began = time.perf_counter()
+    session = repo.writable_session("main")
+    session.store.set_virtual_refs("a", specs, validate_containers=False)
+    session.commit("scattered")
+    return {"seconds": time.perf_counter() - began}
+
+
+def first_chunk(path: str, *, row: int, column: int, split: int) -> dict[str, Any]:
+    """Open a repository and find one chunk's reference."""
+    began = time.perf_counter()
+    store = _repo(path, split=split).readonly_session("main").store
+    size_bytes = asyncio.run(store.getsize(f"a/c/{row}/{column}"))
+    return {"seconds": time.perf_counter() - began, "size_bytes": size_bytes}
+
+
+def write_plate(path: str, *, arrays: int, chunks: int, chunk_bytes: int) -> dict[str, float]:
+    """Create many small arrays through zarr, fill them and commit."""
+    session = _repo(path, create=True).writable_session("main")
+    began = time.perf_counter()
+    plate_data.write(session.store, arrays=arrays, chunks=chunks, chunk_bytes=chunk_bytes)
+    written = time.perf_counter()
+    session.commit("plate")
+    ended = time.perf_counter()
+    return {"all": ended - began, "commit": ended - written}
 
 
 if __name__ == "__main__":
-    main()
+    answer_calls(
+        versions,
+        create,
+        commit_chunk,
+        grow_history,
+        open_repository,
+        write_array,
+        read_array,
+        set_references,
+        fill,
+        set_scattered,
+        first_chunk,
+        write_plate,
+    )

@@ -1,7 +1,8 @@
 """A peer in a process of its own, with an interpreter of its own, spoken to in lines of JSON.
 
 Owns the process and the protocol: ``{"call": name, ...}`` goes in, ``{"result": ...}`` or ``{"error": ...}``
-comes back. Times are taken over there, so the pipe costs nothing.
+comes back. Times are taken over there, so the pipe costs nothing. A fresh process for each measurement is the
+same with another module: memory and first times are only to be had in a new one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Peer", "PeerError", "start_icechunk"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+__all__ = ["Peer", "PeerError", "answer_calls", "start_icechunk", "start_worker"]
 
 _ROOT = Path(__file__).parents[2]
 _ICECHUNK = "tests.benchmarks.peer_icechunk"
+_WORKER = "tests.benchmarks.worker"
 
 
 class PeerError(Exception):
@@ -59,6 +65,12 @@ class Peer:
             raise PeerError(f"{name}: {answer['error']}")
         return answer["result"]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the process."""
         process = self._process
@@ -75,3 +87,21 @@ def start_icechunk(python: str | None) -> Peer:
         return Peer(chosen, _ICECHUNK)
     except (PeerError, OSError) as error:
         raise PeerError(f"{chosen} cannot run icechunk: {error}") from error
+
+
+def start_worker() -> Peer:
+    """Start a fresh process with our side; when this returns, everything is imported there."""
+    return Peer(sys.executable, _WORKER)
+
+
+def answer_calls(*functions: Callable[..., Any]) -> None:
+    """Answer calls of these functions until the pipe ends: the other side's main loop."""
+    calls = {call.__name__: call for call in functions}
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            answer = {"result": calls[request.pop("call")](**request)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
