@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.placement import ArrayShape
     from icechunk_arrow.core.snapshot import Inventories
 
-__all__ = ["Repacking", "meeting", "plan_repacking"]
+__all__ = ["Cut", "Repacking", "meeting", "plan_repacking"]
 
 _PAIRS = 1 << 20
 """How many pairs of extents are compared at once."""
+_FAR = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How an array is cut again."""
+
+    home: ManifestSet
+    """The set whose manifests its rows fill."""
+    parts: tuple[tuple[str, ...], ...]
+    """Manifests to be replaced. The rows of each part are cut by themselves: others stand between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +49,8 @@ class Repacking:
     replaced: frozenset[str]
     together: tuple[tuple[int, ...], ...]
     """Arrays that share a manifest, for each new manifest of whole arrays."""
-    cut: Mapping[int, ManifestSet]
-    """Arrays that are cut along their grid, each with its set; only rows of replaced manifests move."""
+    cut: Mapping[int, Cut]
+    """Arrays that are cut along their grid; only rows of replaced manifests move."""
     row_count: int
     """How many rows are written again."""
 
@@ -57,15 +68,15 @@ def plan_repacking(
             tenants.setdefault(name, set()).add(array_id)
     kept: set[str] = set()
     together: list[tuple[int, ...]] = []
-    cut: dict[int, ManifestSet] = {}
+    cut: dict[int, Cut] = {}
     for chosen, members in groups_of(settings, sizes, shapes):
         first = arrays[members[0]]
         if len(members) == 1 and sizes[members[0]] > limit_of(chosen):
             alone = np.array([len(tenants[name]) == 1 for name in first.manifests], np.bool_)
-            fine = _well_cut(first, alone, chosen, shapes(members[0]))
-            kept.update(name for name, good in zip(first.manifests, fine, strict=True) if good)
-            if not fine.all():
-                cut[members[0]] = chosen
+            parts = _parts_to_cut(first, alone, chosen, shapes(members[0]))
+            kept.update(set(first.manifests).difference(*parts))
+            if parts:
+                cut[members[0]] = Cut(home=chosen, parts=parts)
         elif {name for each in members for name in arrays[each].manifests} == {
             first.manifests[0]
         } and tenants[first.manifests[0]] == set(members):
@@ -86,21 +97,65 @@ def plan_repacking(
     )
 
 
-def _well_cut(
+def _parts_to_cut(
     found: Inventories, alone: npt.NDArray[np.bool_], chosen: ManifestSet, shape: ArrayShape
-) -> npt.NDArray[np.bool_]:
-    """Tell which parts of an array may stay: of the right size, and with boxes of their own."""
-    limit, ndim = limit_of(chosen), len(shape.chunk_counts)
+) -> tuple[tuple[str, ...], ...]:
+    """Find what is to be cut again of an array: groups of neighbouring parts; all others may stay.
+
+    Parts that share a slice along the cut axis stay together, or are cut together: only so what comes out has
+    nothing in common with what stays. A part must go that another one cuts into, that is too large, or small
+    beside a small one; and where neighbours are cut a small one goes as well, so that once is enough.
+    """
+    limit = limit_of(chosen)
+    places, slices = _places(found, limit, shape, chosen)
+    wrong = ~alone | (found.row_counts > limit) | meeting(places[:, :, 0], places[:, :, 1])
+    keys = [places[:, d, side] for d in reversed(range(places.shape[1])) for side in (1, 0)]
+    order = np.lexsort(keys)
+    wrong, small, slices = wrong[order], found.row_counts[order] * 2 <= limit, slices[order]
+    reach = np.maximum.accumulate(slices[:, 1])
+    begins = np.flatnonzero(np.r_[True, slices[1:, 0] > reach[:-1]])
+    pairs = small[1:] & small[:-1]
+    wrong |= np.r_[pairs, False] | np.r_[False, pairs]
+    again = np.logical_or.reduceat(wrong, begins)
+    ends = np.r_[begins[1:], len(wrong)]
+    first_small, last_small = small[begins], small[ends - 1]
+    for group in range(1, len(begins)):
+        again[group] |= again[group - 1] & first_small[group]
+    for group in range(len(begins) - 1, 0, -1):
+        again[group - 1] |= again[group] & last_small[group - 1]
+    edges = np.flatnonzero(np.diff(np.r_[False, again, False])).reshape(-1, 2)
+    return tuple(
+        tuple(found.manifests[row] for row in order[begins[start] : ends[stop - 1]].tolist())
+        for start, stop in edges.tolist()
+    )
+
+
+def _places(
+    found: Inventories, limit: int, shape: ArrayShape, chosen: ManifestSet
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Where parts stand among the boxes of the cut grid: parts × dimensions × 2, and first and last slice.
+
+    The cut axis comes first. A part goes on from box to box, so neighbours may share its first and last slice
+    along an axis: of one over several slices only what lies between counts, for which they are numbered by
+    twos. Only within a single slice do the axes that follow tell parts from one another.
+    """
+    ndim = len(shape.chunk_counts)
     axis = axis_of(chosen.split_along, shape.dimension_names, ndim)
     box = np.array(box_of(shape.chunk_counts, limit, axis), np.uint64)
-    first, last = found.starts // box, (found.stops - np.uint64(1)) // box + np.uint64(1)
-    right = alone & (found.row_counts <= limit) & ~meeting(first, last)
-    small = found.row_counts * 2 <= limit
-    wrong = ~right | small
-    rows = int(found.row_counts[wrong].sum())
-    if right.all() and -(-rows // limit) == np.count_nonzero(wrong):
-        return right  # the small ones cannot become fewer
-    return ~wrong
+    one, two = np.uint64(1), np.uint64(2)
+    first, last = found.starts // box, (found.stops - one) // box
+    places = np.zeros((len(found), ndim, 2), np.uint64)
+    free = np.zeros(len(found), np.bool_)
+    axes = [axis, *(each for each in range(ndim) if each != axis)]
+    for number, each in enumerate(axes):
+        several = first[:, each] < last[:, each]
+        start = first[:, each] * two + several
+        stop = np.where(several, last[:, each] * two, start + one)
+        places[:, number, 0] = np.where(free, np.uint64(0), start)
+        places[:, number, 1] = np.where(free, _FAR, stop)
+        free |= several
+    cut = next((each for each in axes if int(last[:, each].max())), axis)
+    return places, np.stack([first[:, cut], last[:, cut]], axis=1)
 
 
 def meeting(starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

@@ -111,8 +111,9 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
     next_id = max(base.facts.next_node_id, staging.next_node_id)
     for path, node in list(staging.overlay.items()):
         if node is None:
-            if path not in base.rows_by_path:
-                del staging.overlay[path]  # they deleted it too
+            there = base.find_node(path)
+            if there is None or there.id not in old.rows_by_id:
+                del staging.overlay[path]  # they deleted it too, and perhaps made another one
             continue
         if node.id in old.rows_by_id:
             current = base.find_node_by_id(node.id)

@@ -31,9 +31,10 @@ from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from icechunk_arrow.core.manifest_settings import ManifestSet
     from icechunk_arrow.core.placement import ArrayShape
     from icechunk_arrow.core.repacking import Repacking
     from icechunk_arrow.core.snapshot import Node
@@ -115,10 +116,11 @@ def _report(plan: Repacking, snapshot_id: str | None, written: int) -> ManifestR
 
 def _estimate(plan: Repacking, nodes: Mapping[int, Node]) -> int:
     count = len(plan.together)
-    for array_id, chosen in plan.cut.items():
-        found = nodes[array_id].inventories
-        again = np.array([name in plan.replaced for name in found.manifests], np.bool_)
-        count += -(-int(found.row_counts[again].sum()) // limit_of(chosen))
+    for array_id, cut in plan.cut.items():
+        held = {entry.manifest: entry.row_count for entry in nodes[array_id].inventories}
+        count += sum(
+            -(-sum(map(held.__getitem__, part)) // limit_of(cut.home)) for part in cut.parts
+        )
     return count
 
 
@@ -128,21 +130,23 @@ def _write(
     nodes: Mapping[int, Node],
     shapes: Callable[[int], ArrayShape],
 ) -> WrittenManifests:
-    writer = ManifestWriter(context.storage, new_id)
-    cutting = ManifestWriter(context.storage, new_id)
+    writers = [ManifestWriter(context.storage, new_id)]
     try:
         for members in plan.together:
             table = _rows_of(context, [nodes[each] for each in members])
-            writer.write(table, ranks_of(table, shapes))
-        cut = _cut(context, plan, nodes, cutting)
-        together = writer.finish()
+            writers[0].write(table, ranks_of(table, shapes))
+        for array_id, cut in plan.cut.items():
+            for part in cut.parts:
+                writers.append(ManifestWriter(context.storage, new_id))
+                _cut(context, nodes[array_id], cut.home, part, writers[-1])
+        written = [writer.finish() for writer in writers]
     except BaseException:
-        writer.discard()
-        cutting.discard()
+        for writer in writers:
+            writer.discard()
         raise
     return WrittenManifests(
-        entries=pa.concat_tables([together.entries, cut.entries]),
-        sizes={**together.sizes, **cut.sizes},
+        entries=pa.concat_tables([each.entries for each in written]),
+        sizes={name: size for each in written for name, size in each.sizes.items()},
     )
 
 
@@ -158,32 +162,23 @@ def _rows_of(context: Context, nodes: list[Node]) -> pa.Table:
 
 
 def _cut(
-    context: Context, plan: Repacking, nodes: Mapping[int, Node], writer: ManifestWriter
-) -> WrittenManifests:
-    """Stream the rows of large arrays into manifests cut along their grids."""
-
-    def layout(view: ArrayView) -> Layout:
-        chosen, columns = plan.cut[view.node.id], view.node.columns
-        assert columns is not None
-        counts = view.grid.chunk_counts
-        axis = axis_of(chosen.split_along, columns.dimension_names, len(counts))
-        return Layout(limit=limit_of(chosen), axis=axis)
-
-    if not plan.cut:
-        return NOTHING_WRITTEN
-    with BulkReferences(writer, layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
-        for array_id in plan.cut:
-            node = nodes[array_id]
-            view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
-            ndim = len(view.grid.chunk_counts)
-            for entry in node.inventories:
-                if entry.manifest not in plan.replaced:
-                    continue
-                table = context.files.read_manifest(entry.manifest)
-                rows = table.slice(entry.row, entry.row_count).select(_COLUMNS).combine_chunks()
-                (batch,) = rows.to_batches()
-                index = coords.decode(one_array(rows["coord"]), ndim)
-                bulk.add(node.path, view, batch, index, np.arange(len(index)))
-                bulk.end_slice(len(index), batch.nbytes)
+    context: Context, node: Node, home: ManifestSet, part: Sequence[str], writer: ManifestWriter
+) -> None:
+    """Stream an array's rows of some manifests into others, cut along its grid."""
+    assert node.columns is not None
+    view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+    ndim = len(view.grid.chunk_counts)
+    axis = axis_of(home.split_along, node.columns.dimension_names, ndim)
+    layout = Layout(limit=limit_of(home), axis=axis)
+    names = set(part)
+    with BulkReferences(writer, lambda _: layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
+        for entry in node.inventories:
+            if entry.manifest not in names:
+                continue
+            table = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
+            columns = [one_array(table[name]) for name in _COLUMNS]
+            batch = pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
+            index = coords.decode(batch.column("coord"), ndim)
+            bulk.add(node.path, view, batch, index, np.arange(len(index)))
+            bulk.end_slice(len(index), batch.nbytes)
         bulk.finish()
-    return writer.finish()

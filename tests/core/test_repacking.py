@@ -108,8 +108,9 @@ def applied(manifests: Manifests, shapes: Shapes, plan: Repacking) -> Manifests:
         return table.take(np.flatnonzero(np.isin(table["array_id"].to_numpy(), members)))
 
     new = [rows(plan.replaced, members) for members in plan.together]
-    for array_id, chosen in plan.cut.items():
-        new += placement._split(rows(plan.replaced, [array_id]), shapes[array_id], chosen)
+    for array_id, cut in plan.cut.items():
+        for part in cut.parts:
+            new += placement._split(rows(part, [array_id]), shapes[array_id], cut.home)
     after = {name: manifests[name] for name in plan.kept}
     fresh = (f"n{n}" for n in itertools.count())
     for table in new:
@@ -143,6 +144,12 @@ def test_a_plan_accounts_for_every_manifest_and_row(
     assert len(together) == len(set(together))
     assert moving == {*together, *plan.cut}
     assert plan.cut.keys().isdisjoint(together)
+    for array_id, cut in plan.cut.items():
+        names = [name for part in cut.parts for name in part]
+        assert len(names) == len(set(names))
+        assert set(names) == plan.replaced & set(
+            inventories_of(manifests, shapes)[array_id].manifests
+        )
     assert rows_of(applied(manifests, shapes, plan)) == rows_of(manifests)
 
 
@@ -166,6 +173,43 @@ def test_afterwards_everything_is_as_wanted(
         else:
             assert len(names) == 1
             assert tenants[names.pop()] == set(members)
+
+
+@given(layouts(), manifest_settings())
+def test_repacking_again_finds_nothing_to_do(
+    layout: tuple[Manifests, Shapes], chosen: ManifestSettings
+) -> None:
+    """Once repacked, a plan keeps everything, whatever the layout was."""
+    manifests, shapes = layout
+    after = applied(manifests, shapes, planned(manifests, shapes, chosen))
+    again = planned(after, shapes, chosen)
+
+    assert again.kept == after.keys()
+    assert (again.replaced, again.together, again.cut, again.row_count) == (frozenset(), (), {}, 0)
+
+
+@given(layouts(), manifest_settings(), manifest_settings())
+def test_other_settings_repack_once(
+    layout: tuple[Manifests, Shapes], before: ManifestSettings, after: ManifestSettings
+) -> None:
+    """A layout made for other limits, sets or axes is brought into the new shape by one plan."""
+    manifests, shapes = layout
+    old = applied(manifests, shapes, planned(manifests, shapes, before))
+    new = applied(old, shapes, planned(old, shapes, after))
+
+    assert rows_of(new) == rows_of(manifests)
+    assert planned(new, shapes, after).kept == new.keys()
+
+
+@given(layouts(), manifest_settings())
+def test_what_place_makes_stays(layout: tuple[Manifests, Shapes], chosen: ManifestSettings) -> None:
+    """Manifests that a first commit makes are as wanted: there is nothing to repack."""
+    manifests, shapes = layout
+    everything = concat_sorted(list(manifests.values()))
+    placed = placement.place(everything, chosen, shapes.__getitem__)
+    made = {f"p{n:02}": table for n, table in enumerate(placed)}
+
+    assert planned(made, shapes, chosen).kept == made.keys()
 
 
 def test_appends_to_a_cut_array_move_only_the_end() -> None:

@@ -71,10 +71,10 @@ def sizes(repo: Repository) -> list[int]:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repository:
-    """Five commits of seven references each, in a repository whose manifests hold ten."""
+    """Seven commits of five references each, in a repository whose manifests hold ten."""
     repo = Repository.create(tmp_path, config=settings(10))
-    for number in range(5):
-        grow(repo, "/a", 7 * number, 7)
+    for number in range(7):
+        grow(repo, "/a", 5 * number, 5)
     return repo
 
 
@@ -83,7 +83,7 @@ def test_small_manifests_are_gathered(repo: Repository) -> None:
     before = held(repo.readonly_session("main"))
     found = repo.rewrite_manifests("main", "tidy", metadata={"why": "test"})
 
-    assert (found.replaced, found.written, found.row_count) == (5, 4, 35)
+    assert (found.replaced, found.written, found.row_count) == (7, 4, 35)
     assert sizes(repo) == [5, 10, 10, 10]
     assert held(repo.readonly_session("main")) == before == held_by_number(35)
     info = next(iter(repo.ancestry(branch="main")))
