@@ -61,7 +61,7 @@ class ChunkSet:
         single = [deleted] if deleted is not None else []
         if written is not None and len(written):
             extent = extent_of(written, ndim)
-            if len(written) > 1 and volume(extent) == len(written):
+            if volume(extent) == len(written):
                 found.append(np.array(extent, np.uint64).reshape(1, ndim, 2))
             else:
                 single.append(written)

@@ -149,6 +149,8 @@ def conflicts(
 
     ``coords_of`` gives the coordinates of a bulk write whose extent has holes.
     """
+    if theirs.is_empty:  # manifests were arranged anew, and nothing else
+        return ()
     if theirs.moved or ours.moved:
         moved = (theirs.moved or ours.moved)[0]
         return (

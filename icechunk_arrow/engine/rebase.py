@@ -117,7 +117,9 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
             continue
         if node.id in old.rows_by_id:
             current = base.find_node_by_id(node.id)
-            assert current is not None, "an update of a deleted node is a conflict"
+            if current is None:  # nothing is left of our changes, or they would be a conflict
+                del staging.overlay[path]
+                continue
             staging.overlay[path] = replace(node, inventories=current.inventories)
         elif node.id in base.rows_by_id or node.id < base.facts.next_node_id:
             renumbered[node.id] = next_id

@@ -334,9 +334,10 @@ class BaseSession:
             self._write_pending()
             self._unchecked = 0
             deltas = self._staging.deltas
-            while sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
-                node_id = max(deltas, key=lambda each: len(deltas[each].entries))
-                write_entries(self._context, deltas[node_id], node_id)
+            for node_id in sorted(deltas, key=lambda each: -len(deltas[each].entries)):
+                # each once: deletions stay, however many they are
+                if sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
+                    write_entries(self._context, deltas[node_id], node_id)
 
     def _write_pending(self) -> None:
         """Write the chunks that wait in memory into chunk files."""

@@ -28,6 +28,7 @@ from tests.conformance.history_machine import (
     HistoryMachine,
     ReadingStorage,
     compare,
+    document,
     make_tiny,
 )
 from tests.conformance.live_manifests import LiveManifests
@@ -380,3 +381,39 @@ def test_deleting_an_array_does_not_delete_the_one_that_took_its_place() -> None
     ours.model["/a"] = theirs.model["/a"]
     ours.compare()
     place.commit(ours)
+
+
+@pytest.mark.parametrize("how", ["move", "attributes"])
+def test_a_change_that_was_taken_back_is_none(how: str) -> None:
+    """Somebody deletes an array that we changed and changed back: nothing of ours is in the way."""
+    place = Repo()
+    hand = place.begin()
+    hand.create("/a", (4,))
+    place.commit(hand)
+    ours, theirs = place.begin(), place.begin()
+    if how == "move":
+        ours.move("/a", "/g/a")
+        ours.move("/g/a", "/a")
+    else:
+        plain = document((4,))
+        ours.session.set_document("/a", plain[:-1] + b', "attributes": {"unit": "K"}}')
+        ours.session.set_document("/a", plain)
+    theirs.delete("/a")
+    theirs.create("/b", (2,))
+    place.commit(theirs)
+    ours.session.rebase(ConflictDetector())
+    compare(ours.session, theirs.model)
+
+
+def test_deletions_beyond_what_a_session_holds_go_on(tiny: None) -> None:
+    """Written references can be put aside as manifests; deletions stay, and do not keep it waiting."""
+    place = Repo(SMALL)
+    hand = place.begin()
+    hand.create("/a", (60,))
+    hand.refer(["/a"], [row(0, 50)], last=False)
+    place.commit(hand)
+    hand = place.begin()
+    hand.delete_chunks("/a", row(0, 30))
+    hand.write("/a", row(20, 40))
+    hand.compare()
+    assert len(place.commit(hand).rows) > 1

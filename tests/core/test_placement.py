@@ -243,14 +243,13 @@ def size_class(rows: int) -> int:
     )  # fmt: skip
 
 
-def chain_limit(chosen: ManifestSettings, home: ManifestSet) -> int:
-    """The largest manifest that an array meant for a set may come to stand in, by overflow."""
+def home_of(chosen: ManifestSettings, array_id: int, shape: ArrayShape) -> ManifestSet:
+    """Where an array stands: in the set that it is meant for, or where it overflows to by its size."""
     sets = {each.name: each for each in chosen.sets}
-    found = limit_of(home)
-    while home.overflow_to is not None:
+    home = placement.set_of(chosen, array_id, shape)
+    while home.overflow_to is not None and shape.chunk_count > limit_of(home):
         home = sets[home.overflow_to]
-        found = max(found, limit_of(home))
-    return found
+    return home
 
 
 @given(lives())
@@ -271,7 +270,7 @@ def test_units_hold_what_loses_rows_and_merge_only_what_pays(
         assert set(names) <= manifests.keys() - dropped
         assert losing - dropped <= set(names)
         assert all(unit for unit in units)
-        homes = {i: placement.set_of(chosen, i, shapes[i]) for i in shapes}
+        homes = {i: home_of(chosen, i, shape) for i, shape in shapes.items()}
         largest = max(map(limit_of, chosen.sets))
         for unit in units:
             if len(unit) == 1:
@@ -291,8 +290,7 @@ def test_units_hold_what_loses_rows_and_merge_only_what_pays(
             sets = [frozenset(homes[i].name for i in manifests[name]) for name in unit]
             assert len(set(sets)) == 1 or all(len(each) > 1 for each in sets)
             assert all(
-                2 * rows[n] <= max(chain_limit(chosen, homes[i]) for i in manifests[n])
-                for n in unit
+                2 * rows[name] <= max(limit_of(homes[i]) for i in manifests[name]) for name in unit
             )
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from icechunk_arrow import (
+    ConflictDetector,
     ManifestSet,
     ManifestSettings,
     NodeNotFoundError,
@@ -197,6 +198,17 @@ def test_a_commit_in_between_is_kept(
     count = 38 if theirs == "adds" else 35
     assert held(repo.readonly_session("main")) == held_by_number(count)
     assert sum(sizes(repo)) == count
+
+
+def test_it_is_in_nobodys_way(repo: Repository) -> None:
+    """Whatever a session has done, a move too, can follow a commit that only arranged manifests."""
+    session = repo.writable_session("main")
+    session.move("/a", "/b")
+    repo.rewrite_manifests("main", "tidy")
+    session.commit("moved", rebase_with=ConflictDetector())
+
+    assert held(repo.readonly_session("main"), "/b") == held_by_number(35)
+    assert sizes(repo) == [5, 10, 10, 10]
 
 
 def test_wrong_branches_are_named(repo: Repository) -> None:
