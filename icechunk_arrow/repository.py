@@ -16,11 +16,15 @@ from icechunk_arrow.engine.rewriting import rewrite_manifests
 from icechunk_arrow.engine.timetravel import resolve, tip_to_read
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.session import Session
+from icechunk_arrow.tables.reading import read_table, read_together
+from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
+
+    import pyarrow as pa
 
     from icechunk_arrow.core.conflict import ConflictSolver
     from icechunk_arrow.core.snapshot import SnapshotInfo
@@ -304,6 +308,41 @@ class Repository:
             smaller_than_bytes=smaller_than_bytes,
             dry_run=dry_run,
         )
+
+    # -- tables
+
+    def tables(
+        self,
+        name: str,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+        since: str | None = None,
+    ) -> pa.Table:
+        """Give a table about a snapshot: ``main``'s newest, if none is named.
+
+        ``nodes``, ``chunks``, ``arrays``, ``manifests``, ``files``, ``snapshots``, ``refs``, ``operations``,
+        ``config``; and ``changes`` since another snapshot, branch or tag, or the parent if none is named. Those
+        over chunks need DuckDB.
+        """
+        which = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+        return read_table(self._context, name, which.resolve(self._context), since)
+
+    @staticmethod
+    def tables_together(
+        repositories: Mapping[str, Repository],
+        name: str,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        as_of: datetime | None = None,
+    ) -> pa.Table:
+        """Give a table about several repositories, with a first column ``repository`` that says which."""
+        which = Selection(branch=branch, tag=tag, as_of=as_of)
+        contexts = {label: each._context for label, each in repositories.items()}  # noqa: SLF001
+        return read_together(contexts, name, which)
 
     # -- publishing
 

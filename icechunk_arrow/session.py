@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.html import html_of
 from icechunk_arrow.engine.session import BaseSession
+from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.zarr import IcechunkStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Session"]
 
@@ -22,6 +27,13 @@ class Session(BaseSession):
     def store(self) -> IcechunkStore:
         """The Zarr store: what ``zarr.open_group`` and ``xarray.open_zarr`` take."""
         return IcechunkStore(self, read_only=self.read_only)
+
+    def table(self, name: str, *, since: str | None = None) -> pa.Table:
+        """Give a table about the snapshot that this session began on; :meth:`Repository.tables` names them.
+
+        Changes that are not committed are in none.
+        """
+        return read_table(self._context, name, self.snapshot_id, since)
 
     def _repr_html_(self) -> str:
         return html_of(

@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import zarr
 
+import icechunk_arrow.duckdb
 from icechunk_arrow import Repository
 
 
@@ -50,12 +51,13 @@ def write_two_versions(repo: Repository) -> tuple[str, str]:
     return first, second
 
 
-def inventory(root: Path, snapshot_id: str) -> duckdb.DuckDBPyRelation:
-    """Ask the Parquet files themselves: nothing of this package takes part."""
-    query = (Path(__file__).parent.parent / "sql" / "inventory.duckdb.sql").read_text()
-    duckdb.execute("SET VARIABLE structure = ?", [f"{root}/s/{snapshot_id}.parquet"])
-    duckdb.execute("SET VARIABLE manifests = ?", [f"{root}/i/*.parquet"])
-    return duckdb.sql(query)
+def inventory(repo: Repository) -> str:
+    """Ask the chunk manifests themselves: DuckDB reads these Parquet files where they are."""
+    con = duckdb.connect()
+    icechunk_arrow.duckdb.attach(con, repo, "demo")
+    return str(
+        con.sql('SELECT path, index, kind, "offset", length FROM demo.chunks ORDER BY coord')
+    )
 
 
 def main() -> None:
@@ -73,8 +75,8 @@ def main() -> None:
             store = repo.readonly_session(snapshot_id=snapshot_id).store
             print(picture(zarr.open_array(store, path="temperature", mode="r")[:]))
 
-        say("The chunk inventory, asked of the plain Parquet files by DuckDB")
-        print(inventory(root, second))
+        say("The chunk inventory, asked of the manifests by DuckDB")
+        print(inventory(repo))
 
         say("What lies on disk")
         for path in sorted(root.rglob("*")):

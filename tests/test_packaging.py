@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -26,4 +27,22 @@ def test_the_wheel_has_what_it_needs(tmp_path: Path) -> None:
     assert "icechunk_arrow/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "icechunk_arrow/schemas/README.md" in names
+    texts = {f"icechunk_arrow/{each.relative_to(ROOT)}" for each in (ROOT / "sql").rglob("*.sql")}
+    assert len(texts) >= 9
+    assert texts <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "notebooks/"))]
+
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    code = "from icechunk_arrow.sql_texts import read_sql; print(read_sql('tables/chunks.sql'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.rstrip() == (ROOT / "sql/tables/chunks.sql").read_text().rstrip(), (
+        done.stderr
+    )

@@ -1,0 +1,312 @@
+"""Files of a storage, and files made on demand, as a file system that a query engine reads.
+
+Owns what an engine is told about names, sizes and times, and how few requests its reads become. Knows neither
+manifests nor tables: names, sizes and contents are given.
+
+An engine lists a name before it opens it. So a name may stand for a group of files; that is where files that have
+gone are noticed, before a row is read. Files on a local disk are given under their own paths, and the engine reads
+them itself.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fsspec.spec import AbstractFileSystem
+
+from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError
+from icechunk_arrow.storage.local import LocalStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["FileGroup", "TableFiles", "local_path"]
+
+_TAIL_BYTES = 1 << 18
+"""What is fetched of a file's end at first: all of a manifest of 65,536 chunks."""
+_CACHE_BYTES = 1 << 25
+_GENERATIONS = 4
+"""So many states of what is read are remembered, for queries that began before a refresh."""
+_MADE_AT = datetime(2000, 1, 1, tzinfo=UTC)
+_DESCRIBED_AT = datetime(1999, 1, 1, tzinfo=UTC)
+
+
+def local_path(storage: Storage, key: str) -> str | None:
+    """Give the path of an object on a local disk; None where it is elsewhere."""
+    return f"{storage.url.rstrip('/')}/{key}" if isinstance(storage, LocalStorage) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileGroup:
+    """Objects that are read together, with their sizes."""
+
+    sizes: Mapping[str, int]
+    """Bytes of each object, by key."""
+    owner: str
+    """What they belong to, for messages: ``snapshot VY76P925PRY57WFEK410``."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The objects' keys, in order."""
+        return tuple(self.sizes)
+
+
+class TableFiles(AbstractFileSystem):  # type: ignore[misc]
+    """A read-only file system of names ``<protocol>://<generation>/…``.
+
+    Parameters
+    ----------
+    storage
+        Where objects are.
+    protocol
+        What names begin with; of this instance alone.
+    """
+
+    cachable = False
+
+    def __init__(self, storage: Storage, protocol: str) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.storage = storage
+        self.failure: Exception | None = None
+        """What went wrong last: an engine passes on its text only."""
+        self.keeper: object = None
+        """Whatever must live as long as an engine has this file system."""
+        self._groups: OrderedDict[int, Mapping[str, FileGroup]] = OrderedDict()
+        self._makers: dict[int, Callable[[str, bool], bytes]] = {}
+        self._sizes: dict[str, tuple[str, int, str]] = {}
+        self._made: dict[str, bytes] = {}
+        self._tails: OrderedDict[str, bytes] = OrderedDict()
+        self._tail_bytes = 0
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    # -- what there is
+
+    def add_generation(
+        self, groups: Mapping[str, FileGroup], make: Callable[[str, bool], bytes]
+    ) -> str:
+        """Add a state, and give what its names begin with.
+
+        ``groups`` are found by the rest of a name. Of any other name ``make`` gives the content, or with True one
+        that has the same columns and no rows.
+        """
+        with self._lock:
+            number = next(reversed(self._groups), 0) + 1
+            self._groups[number] = groups
+            self._makers[number] = make
+            for group in groups.values() if local_path(self.storage, "") is None else ():
+                for key, size in group.sizes.items():
+                    self._sizes[self._name(number, key)] = (key, size, group.owner)
+            while len(self._groups) > _GENERATIONS:
+                self._forget(self._groups.popitem(last=False)[0])
+        return self._name(number, "")
+
+    def _name(self, number: int, rest: str) -> str:
+        return f"{self.protocol}://{number}/{rest}"
+
+    def _forget(self, number: int) -> None:
+        del self._makers[number]
+        start = self._name(number, "")
+        for known in (self._sizes, self._made):
+            for name in [name for name in known if name.startswith(start)]:
+                del known[name]
+
+    @contextmanager
+    def describing(self) -> Iterator[None]:
+        """Within this block the calling thread sees made files without rows: their columns cost nothing."""
+        self._local.describing = True
+        try:
+            yield
+        finally:
+            self._local.describing = False
+
+    def _is_describing(self) -> bool:
+        return getattr(self._local, "describing", False)
+
+    # -- what an engine asks
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return path
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Names are whole already, and those of local files have no protocol."""
+        return name
+
+    def glob(self, path: str, maxdepth: int | None = None, **_: Any) -> list[str]:  # noqa: ARG002
+        """Give the files that a name stands for; nothing in a name is a pattern."""
+        with self._reported():
+            number, rest = self._parsed(path)
+            group = self._groups[number].get(rest)
+            if group is None:
+                return [path]
+            local = local_path(self.storage, "")
+            if local is None:
+                return [self._name(number, key) for key in group.sizes]
+            _check_local(local, group)
+            return [local + key for key in group.sizes]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Size of a file, without asking the storage."""
+        with self._reported():
+            known = self._sizes.get(path)
+            size = len(self._content(path)) if known is None else known[1]
+            return {"name": path, "size": size, "type": "file"}
+
+    def modified(self, path: str) -> datetime:  # noqa: ARG002
+        """When a file was changed: never."""
+        return _DESCRIBED_AT if self._is_describing() else _MADE_AT
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether a file is there; what is named is."""
+        return path.startswith(f"{self.protocol}://")
+
+    def isfile(self, path: str) -> bool:
+        """Everything is a file."""
+        return self.exists(path)
+
+    def isdir(self, path: str) -> bool:  # noqa: ARG002
+        """Nothing is a folder."""
+        return False
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> io.RawIOBase | io.BytesIO:
+        """Open a file to read; the storage is not asked yet."""
+        with self._reported():
+            if mode != "rb":
+                raise PermissionError(f"{path} can only be read")
+            if path in self._sizes:
+                return _Remote(self, path)
+            return io.BytesIO(self._content(path))
+
+    # -- contents
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _parsed(self, path: str) -> tuple[int, str]:
+        number, _, rest = path.removeprefix(f"{self.protocol}://").partition("/")
+        if not number.isdigit() or int(number) not in self._groups:
+            raise FileNotFoundError(
+                f"{path} is of a state that is gone: it was refreshed more than {_GENERATIONS} times since. "
+                f"Run the query again."
+            )
+        return int(number), rest
+
+    def _content(self, path: str) -> bytes:
+        number, rest = self._parsed(path)
+        if self._is_describing():
+            return self._makers[number](rest, True)
+        made = self._made.get(path)
+        if made is None:
+            made = self._makers[number](rest, False)
+            with self._lock:
+                if number in self._groups:
+                    self._made[path] = made
+        return made
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """Read a part of an object: ends of files, where their footers are, with one request and once."""
+        with self._reported():
+            key, size, owner = self._sizes[path]
+            length = max(min(length, size - start), 0)
+            try:
+                return self._range(key, size, start, length)
+            except ObjectNotFoundError as error:
+                raise _gone(key, owner, self.storage.url) from error
+
+    def _range(self, key: str, size: int, start: int, length: int) -> bytes:
+        if start < size - _TAIL_BYTES and start + length < size - 8:
+            return self.storage.get_range(key, start, length)
+        first = max(size - _TAIL_BYTES, 0)
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self.storage.get_range(key, first, size - first)
+            self._keep(key, tail)
+        if start >= first:
+            return tail[start - first : start - first + length]
+        return self.storage.get_range(key, start, first - start) + tail[: start + length - first]
+
+    def _keep(self, key: str, tail: bytes) -> None:
+        with self._lock:
+            self._tails[key] = tail
+            self._tail_bytes += len(tail)
+            while self._tail_bytes > _CACHE_BYTES:
+                self._tail_bytes -= len(self._tails.popitem(last=False)[1])
+
+
+def _check_local(root: str, group: FileGroup) -> None:
+    """Find files that have gone, or are not what they were, before anything is read of the others.
+
+    Symbolic links are not followed: they could lead out of the repository.
+    """
+    folders = {os.path.dirname(key) for key in group.sizes}  # noqa: PTH120
+    for folder in folders:
+        if stat.S_ISLNK(os.lstat(root + folder).st_mode):
+            raise CorruptFileError(
+                f"{root}{folder} is a symbolic link, which is not followed below a repository",
+                key=folder,
+            )
+    for key, size in group.sizes.items():
+        try:
+            found = os.lstat(root + key)
+        except FileNotFoundError as error:
+            raise _gone(key, group.owner, root) from error
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise CorruptFileError(
+                f"{root}{key} of {group.owner} is damaged: it should be a file of {size} bytes. Restore it "
+                f"from a copy.",
+                key=key,
+            )
+
+
+def _gone(key: str, owner: str, place: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{key} of {owner} is gone from {place}. Restore it from a copy, or attach another snapshot.",
+        key=key,
+    )
+
+
+class _Remote(io.RawIOBase):
+    """An object of the storage, read by ranges."""
+
+    def __init__(self, files: TableFiles, path: str) -> None:
+        super().__init__()
+        self._files = files
+        self._path = path
+        self._place = 0
+        self.size = int(files.info(path)["size"])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self.size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        length = self.size - self._place if size < 0 else size
+        data = self._files.read_range(self._path, self._place, length)
+        self._place += len(data)
+        return data

@@ -1,0 +1,215 @@
+"""Tables over a history: its snapshots, what their commits did, and where branches and tags point.
+
+Owns how a history is walked in as few steps as there are: a snapshot names its nearest ancestors, so their files
+are fetched together where requests are slow.
+"""
+
+from __future__ import annotations
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.columns import empty_table, from_values, one_array
+from icechunk_arrow.core.coord_lists import decode_lists
+from icechunk_arrow.core.json_values import decode_json, encode_json
+from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_arrow.formats import envelope, structure, transaction
+from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.tables.columns import extents, int64, repeated, table_of
+from icechunk_arrow.tables.schemas import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from icechunk_arrow.core.snapshot import SnapshotFacts
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["operation_table", "ref_table", "snapshot_table"]
+
+_FACTS = "icechunk.snapshot"
+_TAIL_BYTES = 1 << 16
+_AT_ONCE = 16
+_MOST_NUMBERS = 1 << 26
+"""So many manifests or inventory entries are believed: half a gigabyte."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """One snapshot of a history."""
+
+    facts: SnapshotFacts
+    chunk_count: int
+    manifest_count: int
+    manifest_bytes: int
+
+
+def _all(storage: Storage, ask: Callable[[A], B], questions: Iterable[A]) -> list[B]:
+    """Ask many things, together where that is slow."""
+    waiting = list(questions)
+    if storage.capabilities.fast or len(waiting) < 2:
+        return [ask(each) for each in waiting]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(waiting))) as pool:
+        return list(pool.map(ask, waiting))
+
+
+def _walk(storage: Storage, snapshot_id: str) -> Iterator[_Past]:
+    """Give a snapshot and all before it, newest first."""
+    newest = _read(storage, snapshot_id)
+    yield newest
+    while newest.facts.history:
+        before = [info.id for info in newest.facts.history]
+        found = _all(storage, lambda each: _read(storage, each), before)
+        yield from found
+        newest = found[-1]
+
+
+def _read(storage: Storage, snapshot_id: str) -> _Past:
+    """Read what the footer of a structure file says."""
+    key = key_of(FileKind.STRUCTURE, snapshot_id)
+    length = _TAIL_BYTES
+    while True:
+        try:
+            tail, size_bytes = storage.get_tail(key, length)
+        except ObjectNotFoundError as error:
+            raise SnapshotNotFoundError(
+                f"there is no snapshot {snapshot_id}: {key} does not exist. It may have been expired; a "
+                f"table of its history cannot be made.",
+                snapshot=snapshot_id,
+            ) from error
+        needs = envelope.seal_needs(tail, size_bytes, key)
+        if needs <= len(tail):
+            break
+        length = needs
+    sealed = envelope.open_seal(tail, size_bytes, FileKind.STRUCTURE, snapshot_id)
+    facts = structure.decode_facts(sealed)
+    try:
+        packed = decode_json(sealed.fact(_FACTS).encode())["manifest_files"]
+        sizes = _unpacked(packed["size_bytes"], packed["count"])
+        counts = _unpacked(packed["row_counts"], packed["entries"])
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise CorruptFileError(f"{key} has no sound snapshot facts: {error!r}", key=key) from error
+    return _Past(
+        facts=facts,
+        chunk_count=int(counts.sum()),
+        manifest_count=len(sizes),
+        manifest_bytes=int(sizes.sum()),
+    )
+
+
+def _unpacked(text: str, count: int) -> np.ndarray[Any, Any]:
+    if not 0 <= count <= _MOST_NUMBERS:
+        raise ValueError(f"{count} numbers are more than can be")
+    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
+    return np.frombuffer(data, "<u8")
+
+
+def snapshot_table(context: Context, snapshot_id: str) -> pa.Table:
+    """Make the table of a snapshot and all before it, newest first."""
+    past = list(_walk(context.storage, snapshot_id))
+    every = [each.facts for each in past]
+    moments = [(facts.written_at - _EPOCH) // _MICROSECOND for facts in every]
+    columns = [
+        _texts(facts.id for facts in every),
+        _texts(facts.parent_id for facts in every),
+        from_values(moments, pa.timestamp("us", "UTC")),
+        _texts(facts.message for facts in every),
+        _texts(encode_json(dict(facts.properties)).decode() for facts in every),
+        _texts(facts.branch for facts in every),
+        _numbers(facts.sequence for facts in every),
+        _numbers(each.chunk_count for each in past),
+        _numbers(each.manifest_count for each in past),
+        _numbers(each.manifest_bytes for each in past),
+    ]
+    return table_of(FACTS["snapshots"], columns)
+
+
+def _texts(values: Iterable[str | None]) -> pa.Array:
+    return from_values(list(values), pa.string())
+
+
+def _numbers(values: Iterable[int | None]) -> pa.Array:
+    return from_values(list(values), pa.int64())
+
+
+def ref_table(context: Context) -> pa.Table:
+    """Make the table of all branches and tags, as they stand now."""
+    catalog, storage = context.catalog, context.storage
+    branches = sorted(catalog.list_branches())
+    tags = sorted(catalog.list_tags())
+    tips = [tip for tip in _all(storage, catalog.find_tip, branches) if tip is not None]
+    found = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
+    pointed = [(name, snapshot) for name, snapshot in found if snapshot is not None]
+    columns = [
+        _texts(chain(["branch"] * len(tips), ["tag"] * len(pointed))),
+        _texts(chain((tip.branch for tip in tips), (name for name, _ in pointed))),
+        _texts(chain((tip.snapshot_id for tip in tips), (snapshot for _, snapshot in pointed))),
+        _numbers(
+            chain(
+                (None if catalog.next_sequence(tip) is None else tip.position for tip in tips),
+                [None] * len(pointed),
+            )
+        ),
+    ]
+    return table_of(FACTS["refs"], columns)
+
+
+def operation_table(context: Context, snapshot_id: str) -> pa.Table:
+    """Make the table of what the commits of a snapshot and all before it did, newest first."""
+    past = [each.facts for each in _walk(context.storage, snapshot_id)]
+    logged = [facts.id for facts in past if facts.parent_id is not None]
+    parts = _all(context.storage, lambda each: _operations_of(context.storage, each), logged)
+    return pa.concat_tables([empty_table(FACTS["operations"]), *parts])
+
+
+def _operations_of(storage: Storage, snapshot_id: str) -> pa.Table:
+    key = key_of(FileKind.TRANSACTION, snapshot_id)
+    try:
+        data = storage.get(key)
+    except ObjectNotFoundError as error:
+        raise CorruptFileError(
+            f"the transaction log {key} of the snapshot {snapshot_id} is missing. Restore it from a "
+            f"copy.",
+            key=key,
+        ) from error
+    _, table = envelope.read_whole(data, FileKind.TRANSACTION, snapshot_id)
+    try:
+        return _described(table.select(transaction.SCHEMA.names), snapshot_id)
+    except (KeyError, TypeError, AssertionError, pa.ArrowInvalid) as error:
+        raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
+
+
+def _described(table: pa.Table, snapshot_id: str) -> pa.Table:
+    """Bring the rows of a log behind the first, which repeats the snapshot's facts, into their columns."""
+    table = table.slice(1)
+    raw = {name: one_array(table[name]) for name in table.column_names}
+    files = pc.replace_substring(raw["manifest"], ".parquet", "")
+    columns = [
+        repeated(snapshot_id, table.num_rows),
+        int64(raw["id"]),
+        raw["operation"],
+        raw["path"],
+        raw["from_path"],
+        int64(raw["node_id"]),
+        raw["node_type"],
+        decode_lists(raw["coord"]),
+        raw["coord"],
+        files,
+        extents(raw["extent"]),
+        int64(raw["chunk_count"]),
+    ]
+    return table_of(FACTS["operations"], columns)

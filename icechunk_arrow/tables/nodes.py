@@ -1,0 +1,253 @@
+"""The table of nodes: what ``zarr.json`` documents say, a row for each.
+
+Columns go over as columns; only documents that the structure file's columns cannot hold are looked at one by
+one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+    validity,
+)
+from icechunk_arrow.core.item_sizes import item_size_of
+from icechunk_arrow.core.json_values import encode_json
+from icechunk_arrow.core.snapshot import AttributesRef
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.layout import FileKind, file_id, key_of
+from icechunk_arrow.tables.columns import (
+    int64,
+    lengths_of,
+    lists_of,
+    products,
+    repeated,
+    scattered,
+    table_of,
+)
+from icechunk_arrow.tables.schemas import FACTS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.files import Files
+
+__all__ = ["grid_chunk_counts", "node_table"]
+
+_LARGEST = 2**63 - 1
+
+
+def node_table(files: Files, snapshot: Snapshot) -> pa.Table:
+    """Make the table of all nodes of a snapshot; attributes that stand in other files are read."""
+    try:
+        return _node_table(files, snapshot)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        key = key_of(FileKind.STRUCTURE, snapshot.id)
+        raise CorruptFileError(f"{key} holds text that is none: {error}", key=key) from error
+
+
+def _node_table(files: Files, snapshot: Snapshot) -> pa.Table:
+    table = snapshot.table
+    count = table.num_rows
+    paths = table["path"].to_pylist()
+    metadata = one_array(table["array_metadata"])
+    rows = np.flatnonzero(validity(metadata))
+    arrays = metadata.take(indices(rows))
+    described = _Arrays(snapshot, arrays, to_numpy(table["id"])[rows])
+    split = [path.rpartition("/") for path in paths]
+    parents = [
+        None if path == "/" else above or "/"
+        for path, (above, _, _) in zip(paths, split, strict=True)
+    ]
+    of_arrays = (
+        int64(arrays.field("shape")),
+        int64(arrays.field("chunk_grid").field("configuration").field("chunk_shape")),
+        arrays.field("chunk_grid").field("name"),
+        described.data_types(),
+        described.codecs(),
+        described.fill_values(),
+        described.dimension_names(),
+    )
+    grid, logical = (scattered(each, rows, count) for each in described.counts())
+    columns = [
+        one_array(table["path"]),
+        from_values([name for _, _, name in split], pa.string()),
+        from_values(parents, pa.string()),
+        one_array(table["type"]),
+        int64(one_array(table["id"])),
+        *(scattered(each, rows, count) for each in of_arrays),
+        _attributes(files, snapshot),
+        grid,
+        logical,
+        repeated(snapshot.id, count),
+    ]
+    return table_of(FACTS["nodes"], columns)
+
+
+def grid_chunk_counts(snapshot: Snapshot) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Count the chunks of all arrays' grids, in the order of their rows; and tell which counts fit 64 bits."""
+    metadata = one_array(snapshot.table["array_metadata"])
+    rows = np.flatnonzero(validity(metadata))
+    ids = to_numpy(snapshot.table["id"])[rows]
+    return _Arrays(snapshot, metadata.take(indices(rows)), ids).grid_chunk_counts()
+
+
+class _Arrays:
+    """The metadata of all arrays as columns, and the patches of some documents."""
+
+    def __init__(self, snapshot: Snapshot, arrays: pa.Array, ids: npt.NDArray[np.uint32]) -> None:
+        self._snapshot = snapshot
+        self._arrays = arrays
+        places = {node_id: place for place, node_id in enumerate(ids.tolist())}
+        self._patches = {
+            places[node_id]: patch["set"]
+            for node_id, patch in snapshot.extensions.items()
+            if node_id in places
+        }
+        self._ids = ids
+
+    def _patched(self, values: pa.Array, member: str) -> pa.Array:
+        """Put what patches say of a member, as JSON, over a column."""
+        found = {row: patch[member] for row, patch in self._patches.items() if member in patch}
+        if not found:
+            return values
+        listed = values.to_pylist()
+        for row, value in found.items():
+            listed[row] = encode_json(value).decode()
+        return from_values(listed, pa.string())
+
+    def data_types(self) -> pa.Array:
+        return self._patched(self._arrays.field("data_type"), "data_type")
+
+    def fill_values(self) -> pa.Array:
+        return self._patched(self._arrays.field("fill_value").cast(pa.string()), "fill_value")
+
+    def dimension_names(self) -> pa.Array:
+        column = self._arrays.field("dimension_names")
+        found = {row: patch for row, patch in self._patches.items() if "dimension_names" in patch}
+        if not found:
+            return column
+        listed = column.to_pylist()
+        for row, patch in found.items():
+            names = patch["dimension_names"]
+            listed[row] = (
+                None if names is None else [name if name is None else str(name) for name in names]
+            )
+        return from_values(listed, pa.list_(pa.string()))
+
+    def codecs(self) -> pa.Array:
+        """Write each array's codecs as JSON; the same codec is encoded once."""
+        lists = self._arrays.field("codecs")
+        items = lists.flatten()
+        names = items.field("name").dictionary_encode()
+        configurations = (
+            items.field("configuration").cast(pa.string()).dictionary_encode(null_encoding="encode")
+        )
+        kinds = to_numpy(names.indices).astype(np.int64) * len(configurations.dictionary)
+        kinds += to_numpy(configurations.indices)
+        unique, codes = np.unique(kinds, return_inverse=True)
+        known_names, known = names.dictionary.to_pylist(), configurations.dictionary.to_pylist()
+        texts = [
+            _codec_json(known_names[kind // len(known)], known[kind % len(known)])
+            for kind in unique.tolist()
+        ]
+        each = from_values(texts, pa.string()).take(indices(codes.astype(np.int64)))
+        left, comma, right, nothing = (
+            from_values([text], pa.string())[0] for text in ("[", ",", "]", "")
+        )
+        joined = pc.binary_join(lists_of(each, lengths_of(lists)), comma)
+        return self._patched(pc.binary_join_element_wise(left, joined, right, nothing), "codecs")
+
+    def grid_chunk_counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Count chunks by arithmetic where grids are regular, else one by one."""
+        grid = self._arrays.field("chunk_grid")
+        shape, edges = self._arrays.field("shape"), grid.field("configuration").field("chunk_shape")
+        ranks = to_numpy(pc.list_value_length(shape)).astype(np.int64)
+        plain = to_numpy(pc.equal(grid.field("name"), from_values(["regular"], pa.string())[0]))
+        plain = plain & (ranks == to_numpy(pc.list_value_length(edges)))
+        for row, patch in self._patches.items():
+            plain[row] &= not patch.keys() & {"chunk_grid", "shape"}
+        lengths, sizes = (_of(each, plain) for each in (shape, edges))
+        plain[np.flatnonzero(plain)[_owners(ranks[plain])[sizes == 0]]] = False
+        lengths, sizes = (_of(each, plain) for each in (shape, edges))
+        counts = np.zeros(len(ranks), np.int64)
+        fits = np.zeros(len(ranks), np.bool_)
+        counts[plain], fits[plain] = products(
+            -(-lengths.astype(np.int64) // sizes.astype(np.int64)), ranks[plain]
+        )
+        for row in np.flatnonzero(~plain).tolist():
+            node = self._snapshot.find_node_by_id(int(self._ids[row]))
+            assert node is not None
+            total = node.grid.chunk_count
+            fits[row] = total <= _LARGEST
+            counts[row] = total if fits[row] else 0
+        return counts, fits
+
+    def counts(self) -> tuple[pa.Array, pa.Array]:
+        """Give chunks of the grid and logical bytes; null where they do not fit or are not known."""
+        chunks, chunks_fit = self.grid_chunk_counts()
+        shape = self._arrays.field("shape")
+        ranks = to_numpy(pc.list_value_length(shape)).astype(np.int64)
+        items = self._item_sizes()
+        flat = np.insert(
+            to_numpy(shape.flatten()), np.cumsum(ranks), np.maximum(items, 0).astype(np.uint64)
+        )
+        logical, fit = products(flat, ranks + 1)
+        return (
+            from_numpy(chunks, pa.int64(), chunks_fit),
+            from_numpy(logical, pa.int64(), fit & (items >= 0)),
+        )
+
+    def _item_sizes(self) -> npt.NDArray[np.int64]:
+        coded = self._arrays.field("data_type").dictionary_encode()
+        sizes = [item_size_of(name) for name in coded.dictionary.to_pylist()]
+        known = np.array([-1 if size is None else size for size in sizes], np.int64)
+        items = known[to_numpy(coded.indices)] if len(known) else np.empty(0, np.int64)
+        for row, patch in self._patches.items():
+            if "data_type" in patch:
+                size = item_size_of(patch["data_type"])
+                items[row] = -1 if size is None else size
+        return items
+
+
+def _of(lists: pa.Array, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    return to_numpy(lists.take(indices(np.flatnonzero(chosen))).flatten())
+
+
+def _owners(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _codec_json(name: str, configuration: str | None) -> str:
+    named = f'"name":{json.dumps(name, ensure_ascii=False)}'
+    return (
+        f"{{{named}}}" if configuration is None else f'{{{named},"configuration":{configuration}}}'
+    )
+
+
+def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
+    """Give attributes as JSON, from wherever they stand."""
+    inline = one_array(snapshot.table["inline_attrs"]).cast(pa.string())
+    references = one_array(snapshot.table["attrs_reference"])
+    far = np.flatnonzero(validity(references))
+    if not len(far):
+        return inline
+    texts = inline.to_pylist()
+    some = references.take(indices(far))
+    names, places = some.field("attrs_file").to_pylist(), some.field("row").to_pylist()
+    ids = to_numpy(snapshot.table["id"])[far].tolist()
+    for row, name, place, node_id in zip(far.tolist(), names, places, ids, strict=True):
+        reference = AttributesRef(identifier=file_id(name), row=place)
+        texts[row] = files.read_attributes(reference, node_id).decode()
+    return from_values(texts, pa.string())

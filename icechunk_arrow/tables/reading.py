@@ -1,0 +1,57 @@
+"""Any table of one repository or of several, as Arrow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from icechunk_arrow.core.columns import empty_table
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.tables.columns import repeated
+from icechunk_arrow.tables.facts import fact_table
+from icechunk_arrow.tables.schemas import FACTS, TABLES, with_repository
+from icechunk_arrow.tables.selection import find_named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.tables.selection import Selection
+
+__all__ = ["read_table", "read_together"]
+
+
+def read_table(context: Context, name: str, snapshot_id: str, since: str | None = None) -> pa.Table:
+    """Make a table of a snapshot; ``changes`` is what happened since another one, or its parent."""
+    if name not in TABLES:
+        raise InvalidInputError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    if since is not None and name != "changes":
+        raise InvalidInputError(f"since goes with the table 'changes', not with {name!r}")
+    if name in FACTS:
+        return fact_table(context, name, snapshot_id)
+    # SQL needs DuckDB, which takes a while to load and is an extra
+    if name == "changes":
+        from icechunk_arrow.duckdb.changing import change_table  # noqa: PLC0415
+
+        parent = context.files.read_snapshot(snapshot_id).facts.parent_id
+        before = find_named(context, since) if since is not None else parent or snapshot_id
+        return change_table(context, before, snapshot_id)
+    from icechunk_arrow.duckdb.over_chunks import chunk_table  # noqa: PLC0415
+
+    return chunk_table(context, name, snapshot_id)
+
+
+def read_together(
+    contexts: Mapping[str, Context], name: str, selection: Selection, since: str | None = None
+) -> pa.Table:
+    """Make a table of several repositories, with a first column that says which."""
+    parts = []
+    for repository, context in contexts.items():
+        table = read_table(context, name, selection.resolve(context), since)
+        schema = with_repository(table.schema)
+        columns = [repeated(repository, table.num_rows), *table.columns]
+        parts.append(pa.Table.from_arrays(columns, schema=schema))
+    if not parts:
+        return empty_table(with_repository(TABLES[name]))
+    return pa.concat_tables(parts)

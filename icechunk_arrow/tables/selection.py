@@ -1,0 +1,58 @@
+"""Which snapshot a person asks a table of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core.ids import is_id
+from icechunk_arrow.engine.timetravel import resolve
+from icechunk_arrow.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError
+from icechunk_arrow.formats.layout import MAIN
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from icechunk_arrow.engine.context import Context
+
+__all__ = ["Selection", "find_named"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A branch, as of a time or as it stands, or a tag, or a snapshot; ``main`` if nothing is named."""
+
+    branch: str | None = None
+    tag: str | None = None
+    snapshot_id: str | None = None
+    as_of: datetime | None = None
+
+    def resolve(self, context: Context) -> str:
+        """Find the id of the snapshot in one repository."""
+        named = self.branch or self.tag or self.snapshot_id
+        found = resolve(
+            context,
+            branch=self.branch if named else MAIN,
+            tag=self.tag,
+            snapshot_id=self.snapshot_id,
+            as_of=self.as_of,
+        )
+        context.files.read_snapshot(found)
+        return found
+
+
+def find_named(context: Context, name: str) -> str:
+    """Find the snapshot that a single word names: its id, or a branch, or a tag."""
+    if is_id(name):
+        try:
+            return context.files.read_snapshot(name).id
+        except SnapshotNotFoundError:
+            pass
+    try:
+        tip = context.catalog.find_tip(name)
+        found = context.catalog.find_tag(name) if tip is None else tip.snapshot_id
+    except InvalidInputError:
+        found = None
+    if found is None:
+        raise RefNotFoundError(f"{name!r} is no snapshot, branch or tag of {context.storage.url}")
+    return found
