@@ -56,7 +56,6 @@ __all__ = [
     "member_mask",
     "rows_of_refs",
     "sort_rows",
-    "table_of_refs",
     "volume",
     "with_array_id",
     "with_coded_files",
@@ -143,12 +142,6 @@ def with_coded_files(table: pa.Table) -> pa.Table:
     if all(place == places[0] for place in places):
         return table
     return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.unify_dictionaries())
-
-
-def table_of_refs(array_id: int, refs: Mapping[bytes, ChunkRef]) -> pa.Table:
-    """Put single references of one array into a sorted table."""
-    keys = sorted(refs)
-    return rows_of_refs([(array_id, key) for key in keys], [refs[key] for key in keys])
 
 
 def rows_of_refs(places: Sequence[tuple[int, bytes]], refs: Sequence[ChunkRef]) -> pa.Table:

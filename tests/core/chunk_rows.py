@@ -9,10 +9,11 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, ChunkRef, table_of_refs, volume
+from icechunk_arrow.core.chunks import DENSE, ChunkRef, volume
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
 from tests.formats.kinds import ID
+from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -23,6 +23,7 @@ from tests.formats.strategies import (
     refs_of,
     rows_and_groups,
 )
+from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from random import Random
@@ -39,13 +40,13 @@ def keys_of(table: pa.Table) -> list[tuple[int, bytes]]:
 
 def table_of(*refs: ChunkRef) -> pa.Table:
     """References of one array."""
-    return chunks.table_of_refs(1, {coords.encode_one((n,)): r for n, r in enumerate(refs)})
+    return table_of_refs(1, {coords.encode_one((n,)): r for n, r in enumerate(refs)})
 
 
 @given(st.integers(0, 3).flatmap(refs_of))
 def test_references_become_sorted_rows(refs: dict[bytes, ChunkRef]) -> None:
     """Each reference is a row with all that it says; offset is null for inline chunks alone."""
-    table = chunks.table_of_refs(7, refs)
+    table = table_of_refs(7, refs)
 
     assert table.schema.equals(chunks.CHUNK_SCHEMA)
     assert keys_of(table) == [(7, key) for key in sorted(refs)]
@@ -185,7 +186,7 @@ def tables_and_ranks(draw: st.DrawFn) -> tuple[pa.Table, dict[int, int]]:
             ]
             ref = next(iter(refs.values()))
             refs = {coords.encode_one(place): ref for place in itertools.product(*sides)}
-        tables.append(chunks.table_of_refs(array_id, refs))
+        tables.append(table_of_refs(array_id, refs))
     return chunks.concat_sorted(tables), ranks
 
 

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from icechunk_arrow import Repository
-from icechunk_arrow.core.chunks import ChunkRef, table_of_refs
+from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
 from tests.faults.repositories import CONFIG, PACKED, array_document, contents, payload
+from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

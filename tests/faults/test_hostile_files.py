@@ -22,7 +22,7 @@ from icechunk_arrow import (
     NotAuthorizedError,
     Repository,
 )
-from icechunk_arrow.core.chunks import ChunkRef, table_of_refs
+from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.local import LocalStorage
@@ -30,6 +30,7 @@ from icechunk_arrow.storage.memory import MemoryStorage
 from tests.faults.hostile import SECRET, Victim
 from tests.faults.repositories import contents
 from tests.faults.sealing import altered_footer
+from tests.refs import table_of_refs
 
 FAMILY = IcechunkArrowError
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, table_of_refs, volume
+from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, volume
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
@@ -26,6 +26,7 @@ from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.refs import RefEntry
 from icechunk_arrow.formats.state import State
 from tests.core.strategies import documents, finite_values
+from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     import pyarrow as pa

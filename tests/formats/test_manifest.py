@@ -14,7 +14,6 @@ from icechunk_arrow.core.chunks import (
     CODED_SCHEMA,
     ChunkRef,
     concat_sorted,
-    table_of_refs,
     with_coded_files,
 )
 from icechunk_arrow.core.coords import encode_one
@@ -24,6 +23,7 @@ from icechunk_arrow.formats.layout import FileKind
 from tests.formats.arrow_print import as_printed
 from tests.formats.kinds import ID
 from tests.formats.strategies import rows_and_groups
+from tests.refs import table_of_refs
 
 DOCUMENTED = """\
 id: uint32 not null

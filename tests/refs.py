@@ -1,0 +1,22 @@
+"""References as tables, from single ones: how tests write down what a manifest holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.core.chunks import rows_of_refs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from icechunk_arrow.core.chunks import ChunkRef
+
+__all__ = ["table_of_refs"]
+
+
+def table_of_refs(array_id: int, refs: Mapping[bytes, ChunkRef]) -> pa.Table:
+    """Put references of one array, by encoded coordinate, into a sorted table."""
+    keys = sorted(refs)
+    return rows_of_refs([(array_id, key) for key in keys], [refs[key] for key in keys])
