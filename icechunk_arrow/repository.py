@@ -16,6 +16,8 @@ from icechunk_arrow.engine.rewriting import rewrite_manifests
 from icechunk_arrow.engine.timetravel import resolve, tip_to_read
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.session import Session
+from icechunk_arrow.tables.inspecting import inspect_snapshot
+from icechunk_arrow.tables.inspections import inspection_table
 from icechunk_arrow.tables.reading import read_table, read_together
 from icechunk_arrow.tables.selection import Selection
 
@@ -343,6 +345,36 @@ class Repository:
         which = Selection(branch=branch, tag=tag, as_of=as_of)
         contexts = {label: each._context for label, each in repositories.items()}  # noqa: SLF001
         return read_together(contexts, name, which)
+
+    @staticmethod
+    def inspections() -> pa.Table:
+        """List the queries of :meth:`inspect`: name, purpose, parameters, columns and engines."""
+        return inspection_table()
+
+    def inspect(
+        self,
+        inspection: str,
+        /,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+        **parameters: Any,
+    ) -> pa.Table:
+        """Ask a question of :meth:`inspections` about a snapshot: ``main``'s newest, if none is named.
+
+        Needs DuckDB.
+
+        Raises
+        ------
+        InvalidInputError
+            There is no such question, or a parameter is unknown, missing or wrong.
+        NodeNotFoundError
+            The path that was given is no array's.
+        """
+        which = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+        return inspect_snapshot(self._context, inspection, which.resolve(self._context), parameters)
 
     # -- publishing
 

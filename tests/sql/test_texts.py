@@ -44,7 +44,9 @@ def test_the_readme_names_the_columns(name: str) -> None:
 def test_every_text_is_found() -> None:
     """Folders list their texts."""
     assert [
-        f"{folder}/{each}" for folder in ("macros", "tables") for each in list_sql(folder)
+        f"{folder}/{each}"
+        for folder in ("inspect", "macros", "tables")
+        for each in list_sql(folder)
     ] == TEXTS
 
 

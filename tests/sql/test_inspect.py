@@ -1,0 +1,769 @@
+"""Every inspection query gives what a slow count over the files gives; wrong parameters are explained."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from math import floor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from icechunk_arrow import InvalidInputError, NodeNotFoundError
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.tables.inspection_facts import held_by
+from tests.sql.model import Model, Row, in_order
+from tests.sql.repositories import STRANGE, Filled, add_array, fill, new_repository, refer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUCKET = f"s3://bucket/{STRANGE}/".replace("\n", "")
+PACKED = f"/{STRANGE}/packed"
+SECOND = timedelta(seconds=1)
+LARGE = {"/far", "/too many"}
+"""Grids that cannot be looked through index by index."""
+
+
+@pytest.fixture(scope="module", params=["narrow", "wide"])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    folder = tmp_path_factory.mktemp("inspect") / "it's [a] *; folder"
+    return fill(folder, wide=request.param == "wide")
+
+
+def rows(filled: Filled, name: str, **given: Any) -> list[Row]:
+    """Run a query; the columns and types are those declared."""
+    table = filled.repository.inspect(name, **given)
+    table.validate(full=True)
+    [listed] = [
+        each for each in filled.repository.inspections().to_pylist() if each["name"] == name
+    ]
+    assert table.column_names == listed["columns"]
+    return in_order(table.to_pylist())
+
+
+def newest(filled: Filled) -> tuple[Model, str]:
+    return Model(filled.root), filled.snapshots[-1]
+
+
+def grouped(found: list[Row], *names: str) -> dict[Any, list[Row]]:
+    groups = defaultdict(list)
+    for row in found:
+        groups[tuple(row[name] for name in names)].append(row)
+    return groups
+
+
+def in_files(filled: Filled) -> list[Row]:
+    model, snapshot = newest(filled)
+    return [row for row in model.chunks(snapshot) if row["location"] is not None]
+
+
+def counts_of(node: Row) -> list[int]:
+    """How many chunks an array has along each dimension."""
+    if node["grid"] != "regular":
+        return [5, 3]  # edges 1, 2, 3, 3, 5 of ten elements, and 3, 3, 3 of seven
+    return [-(-n // edge) for n, edge in zip(node["shape"], node["chunk_shape"], strict=True)]
+
+
+# -- one snapshot
+
+
+def test_sizes(filled: Filled) -> None:
+    """array_sizes and missing_chunks say what the table of arrays says, and shares of it."""
+    model, snapshot = newest(filled)
+    arrays = model.arrays(snapshot)
+    total = sum(row["stored_bytes"] for row in arrays)
+    same = ("path", "grid_chunk_count", "chunk_count", "missing", "files", "manifests")
+    assert rows(filled, "array_sizes") == in_order(
+        [
+            {
+                **{name: row[name] for name in (*same, "stored_bytes", "logical_bytes")},
+                "mean_chunk_bytes": row["stored_bytes"] / row["chunk_count"]
+                if row["chunk_count"]
+                else None,
+                "share": row["stored_bytes"] / total,
+            }
+            for row in arrays
+        ]
+    )
+    lacking = [
+        {
+            **{name: row[name] for name in same[:4]},
+            "present_share": row["chunk_count"] / row["grid_chunk_count"]
+            if row["grid_chunk_count"]
+            else None,
+        }
+        for row in arrays
+        if row["missing"] != 0
+    ]
+    assert len(lacking) > 4
+    assert rows(filled, "missing_chunks") == in_order(lacking)
+    assert [row["missing"] for row in rows(filled, "missing_chunks", path="/sparse")] == [4995]
+    assert rows(filled, "missing_chunks", path=PACKED) == []
+
+
+@pytest.mark.parametrize("dimension", [0, 1, 4])
+def test_gaps(filled: Filled, dimension: int) -> None:
+    """Indices along a dimension that lack chunks, found one by one and put together where neighbours are alike."""
+    model, snapshot = newest(filled)
+    chunks = grouped(model.chunks(snapshot), "path")
+    expected = []
+    for node in model.nodes(snapshot):
+        counts = counts_of(node) if node["type"] == "array" else []
+        if dimension >= len(counts) or node["path"] in LARGE:
+            continue
+        each = 1
+        for place, count in enumerate(counts):
+            each *= 1 if place == dimension else count
+        held = [row["index"][dimension] for row in chunks[node["path"],]]
+        states = []
+        for place in range(counts[dimension]):
+            there = held.count(place)
+            state = "missing" if there == 0 else "partial" if there < each else ""
+            states.append((place, state if each else "", each - there))
+        for state, run in groupby(states, lambda item: item[1]):
+            members = list(run)
+            if state:
+                expected.append(
+                    {
+                        "path": node["path"],
+                        "dimension": dimension,
+                        "state": state,
+                        "first_index": members[0][0],
+                        "stop_index": members[-1][0] + 1,
+                        "missing_chunks": sum(member[2] for member in members),
+                    }
+                )
+    found = [row for row in rows(filled, "gaps", dimension=dimension) if row["path"] not in LARGE]
+    assert found == in_order(expected)
+    assert expected
+    if dimension == 0:
+        assert {row["state"] for row in expected} == {"missing", "partial"}
+        [gap] = rows(filled, "gaps", path="/virtual")
+        assert (gap["first_index"], gap["stop_index"], gap["missing_chunks"]) == (7, 8, 30)
+
+
+def test_gaps_of_huge_grids(tmp_path: Path) -> None:
+    """A gap costs nothing to be long, and a grid beyond 64 bits has no number of missing chunks."""
+    filled = fill(tmp_path / "r", wide=True)
+    runs = [
+        (row["state"], row["first_index"], row["stop_index"], row["missing_chunks"])
+        for row in rows(filled, "gaps", path="/far")
+    ]
+    assert sorted(runs) == [
+        ("missing", 1, 70_000, 69_999 * 100),
+        ("missing", 70_001, 2**31 - 1, (2**31 - 70_002) * 100),
+        ("partial", 0, 1, 99),
+        ("partial", 70_000, 70_001, 99),
+        ("partial", 2**31 - 1, 2**31, 99),
+    ]
+    huge = rows(filled, "gaps", path="/too many", dimension=2)
+    assert [(row["first_index"], row["stop_index"], row["missing_chunks"]) for row in huge] == [
+        (0, 2**39, None),
+        (2**39, 2**39 + 1, None),
+        (2**39 + 1, 2**40, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "dimension"), [("/virtual", 0), ("/virtual", 1), (PACKED, 0), ("/inline", 0)]
+)
+def test_coverage_by_file(filled: Filled, path: str, dimension: int) -> None:
+    """Which indices each file has."""
+    model, snapshot = newest(filled)
+    chunks = [row for row in model.chunks(snapshot) if row["path"] == path]
+    expected = []
+    for (location,), members in grouped(chunks, "location").items():
+        places = {row["index"][dimension] for row in members}
+        expected.append(
+            {
+                "location": location,
+                "kind": members[0]["kind"],
+                "first_index": min(places),
+                "stop_index": max(places) + 1,
+                "index_count": len(places),
+                "contiguous": places == set(range(min(places), max(places) + 1)),
+                "chunk_count": len(members),
+                "bytes": sum(row["length"] for row in members),
+            }
+        )
+    assert expected
+    assert rows(filled, "coverage_by_file", path=path, dimension=dimension) == in_order(expected)
+
+
+def test_compression(filled: Filled) -> None:
+    """Stored against logical bytes of each array, and of all arrays with the same codecs."""
+    model, snapshot = newest(filled)
+    nodes = {row["path"]: row for row in model.nodes(snapshot)}
+    arrays = model.arrays(snapshot)
+    kept = ("path", "chunk_count", "stored_bytes", "logical_bytes", "compression_ratio")
+    assert rows(filled, "compression") == in_order(
+        [
+            {
+                **{name: row[name] for name in kept},
+                **{name: nodes[row["path"]][name] for name in ("data_type", "codecs")},
+            }
+            for row in arrays
+        ]
+    )
+    expected = []
+    both = [{**row, **nodes[row["path"]], "stored": row["stored_bytes"]} for row in arrays]
+    for (codecs, kind), members in grouped(both, "codecs", "data_type").items():
+        known = [
+            (floor(row["logical_bytes"] * row["chunk_count"] / row["grid_chunk_count"]), row)
+            for row in members
+            if row["logical_bytes"] is not None and row["grid_chunk_count"]
+        ]
+        stored = sum(row["stored"] for _, row in known)
+        held = float(sum(size for size, _ in known)) if known else None
+        expected.append(
+            {
+                "codecs": codecs,
+                "data_type": kind,
+                "array_count": len(members),
+                "chunk_count": sum(row["chunk_count"] for row in members),
+                "stored_bytes": sum(row["stored"] for row in members),
+                "held_bytes": held,
+                "compression_ratio": held / stored if stored and held is not None else None,
+            }
+        )
+    assert len(expected) > 2
+    assert rows(filled, "compression_by_codec") == in_order(expected)
+
+
+@pytest.mark.parametrize("limit", [0, 100, 101, 1 << 20])
+def test_small_files(filled: Filled, limit: int) -> None:
+    """Files of which less is in use than the limit, and how arrays lie in them."""
+    model, snapshot = newest(filled)
+    files = {row["location"]: row for row in model.files(snapshot)}
+    names = ("location", "kind", "bytes_referenced", "chunk_count", "array_count")
+    assert rows(filled, "small_files", smaller_than_bytes=limit) == in_order(
+        [
+            {name: row[name] for name in names}
+            for row in files.values()
+            if row["bytes_referenced"] < limit
+        ]
+    )
+    expected = []
+    for (path, kind), members in grouped(in_files(filled), "path", "kind").items():
+        mine = [files[location] for location in {row["location"] for row in members}]
+        stored = sum(row["length"] for row in members)
+        expected.append(
+            {
+                "path": path,
+                "kind": kind,
+                "files": len(mine),
+                "small_files": sum(row["bytes_referenced"] < limit for row in mine),
+                "one_chunk_files": sum(row["chunk_count"] == 1 for row in mine),
+                "chunk_count": len(members),
+                "stored_bytes": stored,
+                "chunks_per_file": len(members) / len(mine),
+                "bytes_per_file": stored / len(mine),
+            }
+        )
+    assert rows(filled, "fragmentation", smaller_than_bytes=limit) == in_order(expected)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 100])
+def test_virtual_storage(filled: Filled, depth: int) -> None:
+    """Virtual chunks by bucket and so many folders."""
+    virtual = [row for row in in_files(filled) if row["kind"] == "virtual"]
+    for row in virtual:
+        parts = row["location"].split("/")
+        row["bucket"] = "/".join(parts[:3])
+        row["prefix"] = "/".join(parts[:-1][: 3 + depth]) + "/"
+    expected = [
+        {
+            "bucket": bucket,
+            "prefix": prefix,
+            "files": len({row["location"] for row in members}),
+            "chunk_count": len(members),
+            "array_count": len({row["node_id"] for row in members}),
+            "bytes": sum(row["length"] for row in members),
+        }
+        for (bucket, prefix), members in grouped(virtual, "bucket", "prefix").items()
+    ]
+    assert ("s3://bucket/" if depth == 0 else BUCKET) in {row["prefix"] for row in expected}
+    assert rows(filled, "virtual_storage", depth=depth) == in_order(expected)
+
+
+def test_ranges(filled: Filled) -> None:
+    """Ranges of files that come twice, and ranges that share bytes, compared each with each."""
+    ranges = grouped(
+        [row for row in in_files(filled) if row["length"]], "location", "offset", "length"
+    )
+    twice = [
+        {
+            "location": location,
+            "first_byte": offset,
+            "length": length,
+            "chunk_count": len(members),
+            "array_count": len({row["node_id"] for row in members}),
+            "repeated_bytes": (len(members) - 1) * length,
+        }
+        for (location, offset, length), members in ranges.items()
+        if len(members) > 1
+    ]
+    shared = []
+    for (location, offset, length), members in ranges.items():
+        before = [
+            other[1] + other[2]
+            for other in ranges
+            if other[0] == location and other[1:] < (offset, length)
+        ]
+        if before and max(before) > offset:
+            shared.append(
+                {
+                    "location": location,
+                    "first_byte": offset,
+                    "length": length,
+                    "chunk_count": len(members),
+                    "earlier_stop": max(before),
+                    "shared_bytes": min(max(before), offset + length) - offset,
+                }
+            )
+    assert twice
+    assert shared
+    assert rows(filled, "duplicate_ranges") == in_order(twice)
+    assert rows(filled, "overlapping_ranges") == in_order(shared)
+
+
+@pytest.mark.parametrize("given", [{}, {"count": 3}, {"count": 1000000}, {"path": "/virtual"}])
+def test_largest_chunks(filled: Filled, given: dict[str, Any]) -> None:
+    """The longest chunks, in order."""
+    model, snapshot = newest(filled)
+    path = given.get("path")
+    chunks = [row for row in model.chunks(snapshot) if path in {None, row["path"]}]
+    chunks.sort(key=lambda row: (-row["length"], row["path"], row["coord"]))
+    expected = [
+        {
+            "rank": rank,
+            "first_byte": row["offset"],
+            **{name: row[name] for name in ("path", "index", "kind", "location", "length")},
+        }
+        for rank, row in enumerate(chunks[: given.get("count", 20)], 1)
+    ]
+    assert rows(filled, "largest_chunks", **given) == in_order(expected)
+
+
+def test_manifest_health(filled: Filled) -> None:
+    """Boxes of manifests that meet, and manifests that begin before an earlier one ends."""
+    model, snapshot = newest(filled)
+    manifests = model.manifests(snapshot)
+    spans = {
+        key: (min(row["coord"] for row in members), key[1], max(row["coord"] for row in members))
+        for key, members in grouped(model.chunks(snapshot), "node_id", "manifest").items()
+    }
+    fills = {row["manifest"]: row for row in filled.repository.tables("manifests").to_pylist()}
+    expected = []
+    for row in manifests:
+        name = row["manifest"]
+        met = {
+            other["manifest"]
+            for other in manifests
+            for mine in row["arrays"]
+            for theirs in other["arrays"]
+            if other is not row
+            and mine["node_id"] == theirs["node_id"]
+            and all(
+                a["start"] < b["stop"] and b["start"] < a["stop"]
+                for a, b in zip(mine["extent"], theirs["extent"], strict=True)
+            )
+        }
+        late = sum(
+            any(
+                other[:2] < spans[mine["node_id"], name][:2]
+                and other[2] >= spans[mine["node_id"], name][0]
+                for key, other in spans.items()
+                if key[0] == mine["node_id"]
+            )
+            for mine in row["arrays"]
+        )
+        expected.append(
+            {
+                **{key: row[key] for key in ("manifest", "size_bytes", "row_count", "array_count")},
+                "manifest_set": "default",
+                "fill": fills[name]["fill"],
+                "bytes_per_row": row["size_bytes"] / row["row_count"],
+                "overlapping": len(met),
+                "out_of_order": late,
+            }
+        )
+    assert rows(filled, "manifest_health") == in_order(expected)
+
+
+def test_manifests_that_overlap(tmp_path: Path) -> None:
+    """A commit into the middle of an array leaves a manifest that overlaps another and is out of order."""
+    repository = new_repository(tmp_path / "r", rows=4)
+    for places in ([0, 9], [4, 5]):
+        session = repository.writable_session("main")
+        if places[0] == 0:
+            add_array(session, "a", (10,))
+            refer(session, "/a", [(place,) for place in (0, 1, 8, 9)])
+        else:
+            refer(session, "/a", [(place,) for place in places])
+        session.commit("more")
+    found = repository.inspect("manifest_health").to_pylist()
+
+    assert sorted((row["row_count"], row["overlapping"], row["out_of_order"]) for row in found) == [
+        (2, 1, 1),
+        (4, 1, 0),
+    ]
+
+
+# -- several snapshots
+
+
+def test_growth(filled: Filled) -> None:
+    """What each snapshot has, and has more than its parent, as a whole and array by array."""
+    model, snapshot = newest(filled)
+    history = model.snapshots(snapshot)
+    chunks = {row["snapshot"]: model.chunks(row["snapshot"]) for row in history}
+    chunks[None] = []
+    stored = {key: sum(row["length"] for row in members) for key, members in chunks.items()}
+    kept = ("snapshot", "parent", "written_at", "message", "manifest_count", "manifest_bytes")
+    assert rows(filled, "growth") == in_order(
+        [
+            {
+                **{name: row[name] for name in kept},
+                "chunk_count": row["chunk_count"],
+                "added_chunks": row["chunk_count"] - len(chunks[row["parent"]]),
+                "stored_bytes": stored[row["snapshot"]],
+                "added_bytes": stored[row["snapshot"]] - stored[row["parent"]],
+            }
+            for row in history
+        ]
+    )
+    expected = []
+    for row in history:
+        new, old = (grouped(chunks[each], "node_id") for each in (row["snapshot"], row["parent"]))
+        for key in new.keys() | old.keys():
+            sizes = [sum(each["length"] for each in side.get(key, [])) for side in (new, old)]
+            counts = [len(side.get(key, [])) for side in (new, old)]
+            if sizes[0] != sizes[1] or counts[0] != counts[1]:
+                expected.append(
+                    {
+                        "snapshot": row["snapshot"],
+                        "written_at": row["written_at"],
+                        "path": (new.get(key) or old[key])[0]["path"],
+                        "node_id": key[0],
+                        "chunk_count": counts[0],
+                        "added_chunks": counts[0] - counts[1],
+                        "stored_bytes": sizes[0],
+                        "added_bytes": sizes[0] - sizes[1],
+                    }
+                )
+    assert min(row["added_chunks"] for row in expected) < 0
+    assert rows(filled, "growth_by_array") == in_order(expected)
+
+
+@pytest.mark.parametrize(("since", "place"), [(None, -2), ("after chunks", 2), ("side; drop", 3)])
+def test_changes_by_array(filled: Filled, since: str | None, place: int) -> None:
+    """What changed since a snapshot, counted."""
+    model, snapshot = newest(filled)
+    changes = model.changes(filled.snapshots[place], snapshot)
+    expected = [
+        {
+            "path": path,
+            "change": change,
+            "node_type": kind,
+            "change_count": len(members),
+            "before_bytes": sum(row["before_length"] or 0 for row in members),
+            "after_bytes": sum(row["after_length"] or 0 for row in members),
+        }
+        for (path, change, kind), members in grouped(changes, "path", "change", "node_type").items()
+    ]
+    assert rows(filled, "changes_by_array", since=since) == in_order(expected)
+
+
+def test_who_refers(filled: Filled) -> None:
+    """Every branch and tag whose history refers to a file or prefix, also where the tip does no more."""
+    model, snapshot = newest(filled)
+    gone = {
+        row["location"] for row in model.chunks(filled.snapshots[2]) if row["path"] == "/moving"
+    }
+    assert "/moving" not in {row["path"] for row in model.chunks(snapshot)}
+    native = f"file://{filled.root}/c/"
+    for location in (
+        BUCKET,
+        f"{BUCKET}1.nc",
+        native,
+        *gone,
+        "",
+        "s3://other/",
+        "' OR 1=1 --",
+        "s3://%",
+    ):
+        expected = []
+        for ref in model.refs():
+            history = model._history(ref["snapshot"])
+            paths = defaultdict(list)
+            for age, each in enumerate(history):
+                hits = [
+                    row
+                    for row in model.chunks(each)
+                    if row["location"] is not None and row["location"].startswith(location)
+                ]
+                for (path,), members in grouped(hits, "path").items():
+                    paths[path].append((age, each, members))
+            expected += [
+                {
+                    "type": ref["type"],
+                    "name": ref["name"],
+                    "path": path,
+                    "at_tip": found[0][0] == 0,
+                    "snapshot_count": len(found),
+                    "newest_snapshot": found[0][1],
+                    "chunk_count": len(found[0][2]),
+                    "bytes": sum(row["length"] for row in found[0][2]),
+                }
+                for path, found in paths.items()
+            ]
+        assert rows(filled, "references_to", location=location) == in_order(expected), location
+    tips = {
+        (row["name"], row["path"]): row["at_tip"]
+        for row in rows(filled, "references_to", location=native)
+    }
+    assert tips["main", PACKED]
+    assert tips["main", "/moving"] is False
+    assert tips["after chunks", "/moving"]
+
+
+def test_time_travel(filled: Filled) -> None:
+    """A question is about the snapshot that is named."""
+    model = Model(filled.root)
+    repository = filled.repository
+    named: list[tuple[int, dict[str, Any]]] = [
+        (2, {"tag": "after chunks"}),
+        (3, {"branch": "side; drop"}),
+        (1, {"snapshot_id": filled.snapshots[1]}),
+    ]
+    for place, given in named:
+        found = repository.inspect("array_sizes", **given).to_pylist()
+        arrays = model.arrays(filled.snapshots[place])
+        assert {row["path"]: row["chunk_count"] for row in found} == {
+            row["path"]: row["chunk_count"] for row in arrays
+        }
+    first = model.snapshots(filled.snapshots[-1])[-1]["written_at"]
+    assert repository.inspect("array_sizes", branch="main", as_of=first).num_rows == 0
+
+
+def test_each_manifest_is_read_once(filled: Filled) -> None:
+    """However many snapshots have a manifest, and whatever its form, it is in one scan."""
+    model = Model(filled.root)
+    expected = [row["manifest"] for each in filled.snapshots for row in model.manifests(each)]
+    held = held_by(filled.repository._context, [*filled.snapshots, *filled.snapshots])
+    names = [name for scan in held.scans for name in scan.manifests]
+
+    assert len(expected) > len(set(expected)) == len(names)
+    assert set(names) == set(expected)
+
+
+@pytest.mark.parametrize("name", ["growth", "array_sizes", "references_to"])
+def test_a_manifest_that_is_gone_is_named(tmp_path: Path, name: str) -> None:
+    """There are no rows without it."""
+    filled = fill(tmp_path / "r", wide=False)
+    lost = Model(filled.root).manifests(filled.snapshots[-1])[0]["manifest"]
+    (filled.root / f"i/{lost}.parquet").unlink()
+    given: dict[str, Any] = {"location": "s3://"} if name == "references_to" else {}
+    with pytest.raises(CorruptFileError, match=f"{lost}.* of (the|a) (history|snapshot)"):
+        filled.repository.inspect(name, **given)
+
+
+# -- what is really there
+
+
+def observed(**columns: Any) -> pa.Table:
+    return pa.table(columns)
+
+
+def test_changed_sources(filled: Filled) -> None:
+    """Etags, times and lengths that do not fit are found; what was not recorded or observed is not compared."""
+    model, snapshot = newest(filled)
+    moment = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    files = [f"{BUCKET}{number}.nc" for number in range(3)]
+    table = pa.table(
+        {
+            "location": pa.array(files),
+            "etag": pa.array(["\"an 'etag'\"", "another", None]),
+            "last_modified": pa.array(
+                [moment, moment + SECOND, moment - SECOND], pa.timestamp("us", "UTC")
+            ),
+            "size_bytes": pa.array([200, None, 8000], pa.int64()),
+        }
+    )
+    seen = {row["location"]: row for row in table.to_pylist()}
+    expected = []
+    for row in model.chunks(snapshot):
+        found = seen.get(row["location"])
+        if found is None or row["kind"] != "virtual":
+            continue
+        etags = [row["etag"], found["etag"] and found["etag"].strip('"')]
+        size, time = found["size_bytes"], row["last_modified"]
+        if None not in etags and etags[0] != etags[1]:
+            problem = "etag"
+        elif time is not None and found["last_modified"] > time:
+            problem = "time"
+        elif size is not None and row["offset"] + row["length"] > size:
+            problem = "length"
+        else:
+            continue
+        expected.append(
+            {
+                **{name: row[name] for name in ("path", "index", "location", "length")},
+                "first_byte": row["offset"],
+                "problem": problem,
+                "recorded_etag": row["etag"],
+                "observed_etag": found["etag"],
+                "recorded_time": row["last_modified"],
+                "observed_time": found["last_modified"],
+                "observed_bytes": size,
+            }
+        )
+    assert {row["problem"] for row in expected} == {"etag", "time", "length"}
+    assert {row["location"] for row in expected} == set(files)
+    assert rows(filled, "changed_sources", observed_files=table) == in_order(expected)
+    unknown = observed(location=["s3://elsewhere/x"], size_bytes=[0])
+    assert rows(filled, "changed_sources", observed_files=unknown) == []
+
+
+def test_times_of_whole_seconds(tmp_path: Path) -> None:
+    """A record of whole seconds is compared in seconds, as reading does."""
+    repository = new_repository(tmp_path / "r")
+    session = repository.writable_session("main")
+    add_array(session, "a", (1,))
+    moment = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+    kind = pa.timestamp("us", "UTC")
+    refer(session, "/a", [(0,)], location=["s3://b/f"], last_modified=pa.array([moment], kind))
+    session.commit("one")
+    for later, count in ((SECOND / 2, 0), (SECOND, 1)):
+        table = pa.table(
+            {"location": ["s3://b/f"], "last_modified": pa.array([moment + later], kind)}
+        )
+        assert repository.inspect("changed_sources", observed_files=table).num_rows == count
+
+
+def test_unreferenced_files(tmp_path: Path) -> None:
+    """Files of a branch that is gone, and of nobody, are found, and no others; a listing may be given."""
+    filled = fill(tmp_path / "it's [a] *", wide=True)
+    repository, root = filled.repository, filled.root
+    assert rows(filled, "unreferenced_files") == []
+    folders = "cista"
+
+    def on_disk() -> set[Path]:
+        return {path for each in folders for path in (root / each).glob("*") if path.is_file()}
+
+    before = on_disk()
+    repository.create_branch("gone", filled.snapshots[-1])
+    session = repository.writable_session("gone")
+    add_array(session, "large", (4,), chunks=(1,), attributes={"big": "y" * 50_000})
+    session.write_chunk("/large", (0,), b"x" * 500)
+    session.commit("in vain")
+    made = on_disk() - before
+    assert rows(filled, "unreferenced_files") == []
+
+    repository.delete_branch("gone")
+    stray = root / "c" / "it's; [a] stray"
+    stray.write_bytes(b"abc")
+    found = {row["location"]: row for row in rows(filled, "unreferenced_files")}
+    assert set(found) == {f"file://{path}" for path in made | {stray}}
+    assert {path.parent.name for path in made} >= set("cist")
+    assert found[f"file://{stray}"]["size_bytes"] == 3
+    assert found[f"file://{stray}"]["last_modified"].timestamp() == pytest.approx(
+        stray.stat().st_mtime, abs=0.001
+    )
+    listing = observed(location=[f"file://{stray}", f"file://{min(before)}"])
+    assert [
+        row["location"] for row in rows(filled, "unreferenced_files", observed_files=listing)
+    ] == [f"file://{stray}"]
+
+
+def test_a_repository_without_anything(tmp_path: Path) -> None:
+    """Each question about nothing has an answer, which is the first snapshot or nothing."""
+    repository = new_repository(tmp_path / "r")
+    needed = {
+        "references_to": {"location": "s3://"},
+        "changed_sources": {"observed_files": observed(location=["s3://a"])},
+    }
+    names = repository.inspections()["name"].to_pylist()
+    counts = {
+        name: repository.inspect(name, **needed.get(name, {})).num_rows
+        for name in names
+        if name != "coverage_by_file"
+    }
+    assert {name for name, count in counts.items() if count} == {"growth"}
+
+
+def test_places_that_are_not_disks() -> None:
+    """Questions about all snapshots read manifests through the storage as well, and list it."""
+    repository = new_repository("memory://inspect")
+    for number in range(2):
+        session = repository.writable_session("main")
+        if number == 0:
+            add_array(session, "a", (3,))
+        session.write_chunk("/a", (number,), b"x" * 200)
+        session.commit("one more")
+    found = repository.inspect("growth_by_array").to_pylist()
+
+    assert sorted((row["chunk_count"], row["added_bytes"]) for row in found) == [(1, 200), (2, 200)]
+    [who] = repository.inspect("references_to", location="memory://inspect/c/").to_pylist()
+    assert (who["name"], who["snapshot_count"], who["bytes"]) == ("main", 2, 400)
+    assert repository.inspect("unreferenced_files").num_rows == 0
+    [gap] = repository.inspect("gaps", path="/a").to_pylist()
+    assert (gap["first_index"], gap["stop_index"]) == (2, 3)
+
+
+# -- parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("sizes", {}, "no inspection 'sizes'; there are array_sizes, "),
+        ("../tables/chunks", {}, "no inspection"),
+        ("gaps", {"dimensions": 1}, "no parameter 'dimensions'; it has path, dimension"),
+        ("growth", {"path": "/a"}, "no parameter 'path'; it has none"),
+        ("references_to", {}, "needs the parameter 'location': URI of a file"),
+        ("references_to", {"location": None}, "a text, not None"),
+        ("references_to", {"location": b"s3://"}, "a text, not b's3://'"),
+        ("references_to", {"location": "\ud800"}, "lone surrogate"),
+        ("gaps", {"dimension": "0"}, "'dimension' .* an integer, .* not '0'"),
+        ("gaps", {"dimension": True}, "not True"),
+        ("gaps", {"dimension": -1}, "from 0 to .*, not -1"),
+        ("gaps", {"path": "/virtual", "dimension": 2}, "has 2 dimensions"),
+        ("virtual_storage", {"depth": 101}, "from 0 to 100, not 101"),
+        ("largest_chunks", {"count": 0}, "from 1 to 1000000, not 0"),
+        ("largest_chunks", {"count": None}, "not None"),
+        ("small_files", {"smaller_than_bytes": 2**63}, "from 0 to"),
+        ("small_files", {"smaller_than_bytes": 1.5}, "not 1.5"),
+        ("changed_sources", {}, "needs the parameter 'observed_files'"),
+        ("changed_sources", {"observed_files": []}, "an Arrow table .* not list"),
+        ("changed_sources", {"observed_files": pa.table({"etag": ["a"]})}, "no column location"),
+        (
+            "changed_sources",
+            {"observed_files": pa.table({"location": ["a"], "size": [1]})},
+            "strange size",
+        ),
+        (
+            "changed_sources",
+            {"observed_files": pa.table({"location": ["a"], "size_bytes": ["x"]})},
+            "string in 'size_bytes'",
+        ),
+    ],
+)
+def test_wrong_parameters(filled: Filled, name: str, given: dict[str, Any], message: str) -> None:
+    """What is unknown, missing, of another type or out of bounds is refused, and the message says what fits."""
+    with pytest.raises(InvalidInputError, match=message):
+        filled.repository.inspect(name, **given)
+
+
+def test_paths_are_arrays(filled: Filled) -> None:
+    """A path that is no array's is no empty answer, and names are never more than names."""
+    for path in ("/none", "/", "' OR 1=1 --", "/virtual\0", "$path", "{chunks}"):
+        with pytest.raises(NodeNotFoundError) as caught:
+            filled.repository.inspect("gaps", path=path)
+        assert repr(path) in str(caught.value)
+    with pytest.raises(InvalidInputError, match="'/scalar' has 0 dimensions"):
+        filled.repository.inspect("coverage_by_file", path="/scalar")
