@@ -29,11 +29,12 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
     from typing import Any
 
     from icechunk_arrow.core.chunk_set import ChunkSet
+    from icechunk_arrow.core.placement import ArrayShape
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
@@ -45,7 +46,6 @@ __all__ = [
     "commit_once",
     "plan",
     "plan_written",
-    "rewrite",
     "write_files",
 ]
 
@@ -69,10 +69,10 @@ def plan(
     started_at: datetime,
 ) -> CommitPlan:
     """Write the manifests of a commit, which nothing names yet, and plan the rest."""
-    settings = context.config.chunk_manifests
-    reading = plan_reading(base, changes, settings)
-    delta = _write_delta(context, base, changes)
-    rewritten, replaced = rewrite(context, base, changes, reading)
+    settings, shapes = context.config.chunk_manifests, shapes_of(base, changes)
+    reading = plan_reading(base, changes, settings, shapes)
+    delta = _write_delta(context, base, changes, shapes)
+    rewritten, replaced = _rewrite(context, base, reading, shapes)
     return plan_written(
         context,
         tip,
@@ -119,27 +119,23 @@ def plan_written(
     )
 
 
-def _write_delta(context: Context, base: Snapshot, changes: Changes) -> WrittenManifests:
-    writer = ManifestWriter(context.storage, new_id, hold_one=True)
-    try:
-        for table, ranks in plan_delta(base, changes, context.config.chunk_manifests):
-            writer.write(table, ranks)
+def _write_delta(
+    context: Context, base: Snapshot, changes: Changes, shapes: Callable[[int], ArrayShape]
+) -> WrittenManifests:
+    with ManifestWriter(context.storage, new_id, hold_one=True) as writer:
+        for table in plan_delta(base, changes, context.config.chunk_manifests, shapes):
+            writer.write(table, ranks_of(table, shapes))
         return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
 
 
-def rewrite(
-    context: Context, base: Snapshot, changes: Changes, reading: Reading
+def _rewrite(
+    context: Context, base: Snapshot, reading: Reading, shapes: Callable[[int], ArrayShape]
 ) -> tuple[WrittenManifests, frozenset[str]]:
     """Write live manifests again as a reading says, one unit at a time; tell which are replaced."""
     if not reading.units:
         return NOTHING_WRITTEN, reading.dropped
-    shapes = shapes_of(base, changes)
     replaced = set(reading.dropped)
-    writer = ManifestWriter(context.storage, new_id)
-    try:
+    with ManifestWriter(context.storage, new_id) as writer:
         for unit in reading.units:
             before = [context.files.read_manifest(name, coded=True) for name in unit]
             going = _with_sparse(context, base, reading, unit)
@@ -154,9 +150,6 @@ def rewrite(
             for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
                 writer.write(table, ranks_of(table, shapes))
         return writer.finish(), frozenset(replaced)
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def _with_sparse(

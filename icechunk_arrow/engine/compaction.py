@@ -235,31 +235,27 @@ def _point(
             "new_offset": from_numpy(copy.offsets, pa.uint64()),
         }
     )
-    writer = ManifestWriter(context.storage, new_id)
-    with BulkReferences(
-        writer, session.layout_of, last_wins=False, settings=BulkSettings()
-    ) as bulk:
-        try:
-            for node, part in rows:
-                number = from_numpy(np.arange(part.num_rows), pa.int64())
-                joined = part.append_column("row", number).join(
-                    moved, keys=list(_RANGE), join_type="inner", use_threads=False
-                )
-                joined = joined.take(pc.sort_indices(joined["row"])).combine_chunks()
-                columns = {
-                    "coord": one_array(joined["coord"]),
-                    "chunk_file": one_array(joined["new_file"]),
-                    "offset": one_array(joined["new_offset"]),
-                    "length": one_array(joined["length"]),
-                    "crc32c": one_array(joined["crc32c"]),
-                }
-                batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-                view = session.get_array(node.path)
-                index = coords.decode(columns["coord"], len(view.grid.chunk_counts))
-                bulk.add(node.path, view, batch, index, np.arange(len(index)))
-                bulk.end_slice(len(index), batch.nbytes)
-            staged = bulk.finish()
-        except BaseException:
-            writer.discard()
-            raise
+    with (
+        ManifestWriter(context.storage, new_id) as writer,
+        BulkReferences(writer, session.layout_of, last_wins=False, settings=BulkSettings()) as bulk,
+    ):
+        for node, part in rows:
+            number = from_numpy(np.arange(part.num_rows), pa.int64())
+            joined = part.append_column("row", number).join(
+                moved, keys=list(_RANGE), join_type="inner", use_threads=False
+            )
+            joined = joined.take(pc.sort_indices(joined["row"])).combine_chunks()
+            columns = {
+                "coord": one_array(joined["coord"]),
+                "chunk_file": one_array(joined["new_file"]),
+                "offset": one_array(joined["new_offset"]),
+                "length": one_array(joined["length"]),
+                "crc32c": one_array(joined["crc32c"]),
+            }
+            batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+            view = session.get_array(node.path)
+            index = coords.decode(columns["coord"], len(view.grid.chunk_counts))
+            bulk.add(node.path, view, batch, index, np.arange(len(index)))
+            bulk.end_slice(len(index), batch.nbytes)
+        staged = bulk.finish()
     session.stage(staged)

@@ -10,7 +10,7 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -65,7 +65,7 @@ class ManifestWriter:
 
     A single manifest is written on the caller's thread, or with ``hold_one`` only encoded. Two or more are
     encoded and put by a few threads, since Arrow and the compression let others run; the caller waits when
-    too much is under way.
+    too much is under way. As a context it discards what it wrote when its block fails.
     """
 
     def __init__(
@@ -86,6 +86,13 @@ class ManifestWriter:
         self._room = threading.Semaphore(max(_IN_FLIGHT, workers))
         self._stopped = False
         self._failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.discard()
 
     def write(self, table: pa.Table, ndims: Mapping[int, int]) -> str:
         """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.

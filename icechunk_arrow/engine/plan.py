@@ -154,7 +154,12 @@ def shapes_of(base: Snapshot, changes: Changes) -> Callable[[int], ArrayShape]:
     return shape
 
 
-def plan_reading(base: Snapshot, changes: Changes, settings: ManifestSettings) -> Reading:
+def plan_reading(
+    base: Snapshot,
+    changes: Changes,
+    settings: ManifestSettings,
+    shapes: Callable[[int], ArrayShape],
+) -> Reading:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
     _, removed = _touched(base, changes)
     going: dict[int, ChunkSet] = {}
@@ -188,7 +193,7 @@ def plan_reading(base: Snapshot, changes: Changes, settings: ManifestSettings) -
         losing,
         dropped,
         settings,
-        shapes_of(base, changes),
+        shapes,
     )
     return Reading(
         units=units,
@@ -199,20 +204,20 @@ def plan_reading(base: Snapshot, changes: Changes, settings: ManifestSettings) -
 
 
 def plan_delta(
-    base: Snapshot, changes: Changes, settings: ManifestSettings
-) -> Iterator[tuple[pa.Table, Mapping[int, int]]]:
-    """Decide which manifests the session's own references become, with the arrays' ranks."""
-    shapes = shapes_of(base, changes)
+    base: Snapshot,
+    changes: Changes,
+    settings: ManifestSettings,
+    shapes: Callable[[int], ArrayShape],
+) -> Iterator[pa.Table]:
+    """Decide which manifests the session's own references become."""
     first: list[pa.Table] = []
     added: list[pa.Table] = []
     for node_id, delta in sorted(changes.deltas.items()):
         node = base.find_node_by_id(node_id)
         known = (node is not None and len(node.inventories)) or len(delta.runs)
         (added if known else first).append(delta.written)
-    for table in place(concat_sorted(first), settings, shapes):
-        yield table, ranks_of(table, shapes)
-    for table in place_additions(concat_sorted(added), settings, shapes):
-        yield table, ranks_of(table, shapes)
+    yield from place(concat_sorted(first), settings, shapes)
+    yield from place_additions(concat_sorted(added), settings, shapes)
 
 
 def ranks_of(table: pa.Table, shapes: Callable[[int], ArrayShape]) -> dict[int, int]:

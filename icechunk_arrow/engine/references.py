@@ -89,19 +89,15 @@ def stage_references(
     reader = _Reader(get_array, array_path, schema)
     bulk = BulkReferences(writer, layout_of, last_wins=duplicates == "last", settings=settings)
     row = 0
-    try:
-        with bulk:
-            for batch in slices(batches, settings.slice_rows):
-                size_bytes = 0
-                for path, view, columns, index, numbers in reader.read(batch, row):
-                    bulk.add(path, view, columns, index, numbers)
-                    size_bytes += columns.nbytes
-                row += batch.num_rows
-                bulk.end_slice(batch.num_rows, size_bytes)
-            return bulk.finish()
-    except BaseException:
-        writer.discard()
-        raise
+    with writer, bulk:
+        for batch in slices(batches, settings.slice_rows):
+            size_bytes = 0
+            for path, view, columns, index, numbers in reader.read(batch, row):
+                bulk.add(path, view, columns, index, numbers)
+                size_bytes += columns.nbytes
+            row += batch.num_rows
+            bulk.end_slice(batch.num_rows, size_bytes)
+        return bulk.finish()
 
 
 def _useful(schema: pa.Schema) -> list[str]:

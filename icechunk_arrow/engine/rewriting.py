@@ -5,6 +5,7 @@ Owns which rows are read and written for that, a part at a time; what has to mov
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -130,20 +131,16 @@ def _write(
     nodes: Mapping[int, Node],
     shapes: Callable[[int], ArrayShape],
 ) -> WrittenManifests:
-    writers = [ManifestWriter(context.storage, new_id)]
-    try:
+    with ExitStack() as stack:
+        writers = [stack.enter_context(ManifestWriter(context.storage, new_id))]
         for members in plan.together:
             table = _rows_of(context, [nodes[each] for each in members])
             writers[0].write(table, ranks_of(table, shapes))
         for array_id, cut in plan.cut.items():
             for part in cut.parts:
-                writers.append(ManifestWriter(context.storage, new_id))
+                writers.append(stack.enter_context(ManifestWriter(context.storage, new_id)))
                 _cut(context, nodes[array_id], cut.home, part, writers[-1])
         written = [writer.finish() for writer in writers]
-    except BaseException:
-        for writer in writers:
-            writer.discard()
-        raise
     return WrittenManifests(
         entries=pa.concat_tables([each.entries for each in written]),
         sizes={name: size for each in written for name, size in each.sizes.items()},

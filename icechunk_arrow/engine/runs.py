@@ -82,9 +82,8 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
     touched = set(chunks.touching(found))
     again = range(len(found)) if runs.array_id != array_id else sorted(touched)
     replaced = set()
-    writer = ManifestWriter(context.storage, new_id)
     ndim = found.starts.shape[1]
-    try:
+    with ManifestWriter(context.storage, new_id) as writer:
         for number in again:
             name = found.manifests[number]
             table = context.files.read_manifest(name, coded=True)
@@ -97,9 +96,6 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
             if table.num_rows:
                 writer.write(with_array_id(table, array_id), {array_id: ndim})
         written = writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
     entries = inventories_by_array(written.entries).get(array_id, NO_INVENTORIES)
     sizes = {name: size for name, size in runs.sizes.items() if name not in replaced}
     return replace(
@@ -152,13 +148,9 @@ def write_entries(context: Context, delta: ArrayDelta, array_id: int) -> None:
         return
     column = one_array(rows["coord"])
     ndim = len(coords.decode_one(bytes_at(column, 0)))
-    writer = ManifestWriter(context.storage, new_id)
-    try:
+    with ManifestWriter(context.storage, new_id) as writer:
         for start in range(0, rows.num_rows, _ROWS):
             writer.write(rows.slice(start, _ROWS), {array_id: ndim})
         written = writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
     entries = inventories_by_array(written.entries)[array_id]
     add_runs(context, delta, array_id, entries, written.sizes)
