@@ -54,6 +54,7 @@ __all__ = [
     "is_virtual",
     "keep_rows",
     "member_mask",
+    "rows_of_arrays",
     "rows_of_refs",
     "sort_rows",
     "volume",
@@ -327,12 +328,20 @@ class ArrayRuns:
         return tuple(zip(low, high, strict=True))
 
 
+def rows_of_arrays(
+    table: pa.Table,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tell which arrays sorted rows belong to: ids, first rows, numbers of rows."""
+    ids = to_numpy(table["array_id"])
+    if not len(ids):
+        return ids, np.empty(0, np.int64), np.empty(0, np.int64)
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+    return ids[starts], starts, np.diff(np.r_[starts, len(ids)])
+
+
 def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
     """Describe what sorted rows hold of each array, all arrays at once."""
-    ids = to_numpy(table["array_id"])
-    rows = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.empty(0, np.int64)
-    counts = np.diff(np.r_[rows, len(ids)])
-    found = ids[rows]
+    found, rows, counts = rows_of_arrays(table)
     ranks = np.fromiter((ndims[i] for i in found.tolist()), np.int64, len(found))
     starts = np.zeros((len(found), int(ranks.max(initial=0))), np.uint64)
     stops = np.zeros_like(starts)

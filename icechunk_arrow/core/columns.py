@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "binary_from_numpy",
+    "bitmap",
     "bytes_at",
     "conform",
     "empty",
@@ -50,7 +51,8 @@ _NUMPY = {
 _MAX_OFFSET = 2**31 - 1
 
 
-def _bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+def bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    """Mark what is there, as Arrow does: no buffer where everything is."""
     if valid is None or valid.all():
         return None
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -64,7 +66,7 @@ def from_numpy(
         data = np.packbits(values.astype(np.bool_), bitorder="little")
     else:
         data = np.ascontiguousarray(values, dtype=_NUMPY[arrow_type])
-    buffers = [_bitmap(valid), pa.py_buffer(data)]
+    buffers = [bitmap(valid), pa.py_buffer(data)]
     return pa.Array.from_buffers(arrow_type, len(values), buffers)
 
 
@@ -145,7 +147,7 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
             for value in values
         ]
         offsets = _offsets(len(part) for part in parts)
-        buffers = [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+        buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
         return pa.Array.from_buffers(arrow_type, count, buffers)
     if pa.types.is_fixed_size_list(arrow_type):
         size = arrow_type.list_size
@@ -153,12 +155,12 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
             item for value in values for item in (value if value is not None else [None] * size)
         ]
         children = [from_values(flat, arrow_type.value_type)]
-        return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid)], children=children)
     if pa.types.is_list(arrow_type):
         flat = [item for value in values if value is not None for item in value]
         offsets = _offsets(0 if value is None else len(value) for value in values)
         children = [from_values(flat, arrow_type.value_type)]
-        buffers = [_bitmap(valid), pa.py_buffer(offsets)]
+        buffers = [bitmap(valid), pa.py_buffer(offsets)]
         return pa.Array.from_buffers(arrow_type, count, buffers, children=children)
     if pa.types.is_struct(arrow_type):
         children = [
@@ -172,7 +174,7 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
             )
             for field in (arrow_type.field(i) for i in range(arrow_type.num_fields))
         ]
-        return pa.Array.from_buffers(arrow_type, count, [_bitmap(valid)], children=children)
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid)], children=children)
     if valid is not None:
         values = [0 if value is None else value for value in values]
     dtype = np.bool_ if arrow_type == pa.bool_() else _NUMPY[arrow_type]
@@ -230,7 +232,7 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _nulls_of(array: pa.Array) -> pa.Buffer | None:
-    return _bitmap(validity(array)) if array.null_count else None
+    return bitmap(validity(array)) if array.null_count else None
 
 
 def _fixed_size(array: pa.Array, size: int) -> pa.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import from_numpy, offsets_and_data, offsets_of, validity
+from icechunk_arrow.core.columns import bitmap, from_numpy, offsets_and_data, offsets_of, validity
 from icechunk_arrow.errors import CorruptFileError
 
 __all__ = ["INDEX_LIST", "decode_lists"]
@@ -50,7 +50,7 @@ def decode_lists(coords: pa.Array) -> pa.Array:
     order = np.argsort(every, kind="stable")
     values = np.concatenate([np.empty(0, np.int64), *found])[order]
     lengths = np.bincount(every, minlength=len(coords))
-    nulls = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    nulls = bitmap(valid)
     return pa.Array.from_buffers(
         INDEX_LIST,
         len(coords),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.chunks import describe_arrays, keep_rows
+from icechunk_arrow.core.chunks import describe_arrays, keep_rows, rows_of_arrays
 from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
 from icechunk_arrow.core.snapshot import Inventories
 
@@ -29,20 +29,8 @@ __all__ = [
     "describe",
     "entries_of_array",
     "inventories_by_array",
-    "rows_of_arrays",
     "subtract",
 ]
-
-
-def rows_of_arrays(
-    table: pa.Table,
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tell which arrays sorted rows belong to: ids, first rows, numbers of rows."""
-    ids = to_numpy(table["array_id"])
-    if not len(ids):
-        return ids, np.empty(0, np.int64), np.empty(0, np.int64)
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
-    return ids[starts], starts, np.diff(np.r_[starts, len(ids)])
 
 
 def subtract(

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import sort_rows
+from icechunk_arrow.core.chunks import rows_of_arrays, sort_rows
 from icechunk_arrow.core.columns import indices, one_array, to_numpy
-from icechunk_arrow.core.manifests import rows_of_arrays
 from icechunk_arrow.core.packing import ArrayFacts, choose_set, closure, pack
 from icechunk_arrow.core.splits import axis_of, box_numbers, box_of, cuts, keeps_order
 

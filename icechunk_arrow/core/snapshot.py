@@ -349,7 +349,7 @@ class Snapshot:
     """The rows, as the structure module keeps them in memory."""
     extensions: Mapping[int, dict[str, Any]]
     manifest_sizes: Mapping[str, int]
-    """Bytes of every live manifest."""
+    """Bytes of every live manifest, in the order in which the rows name them first."""
     rows_by_path: Mapping[str, int]
     rows_by_id: Mapping[int, int]
     decode_node: Callable[[Snapshot, int], Node]

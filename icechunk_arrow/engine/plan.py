@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, concat_sorted, extent_of, keep_rows
+from icechunk_arrow.core.chunks import DENSE, concat_sorted, extent_of, keep_rows, rows_of_arrays
 from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.core.manifests import (
     entries_of_array,
     inventories_by_array,
-    rows_of_arrays,
 )
 from icechunk_arrow.core.placement import (
     ArrayShape,

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
+    bitmap,
     from_numpy,
     from_values,
     indices,
@@ -34,8 +35,8 @@ __all__ = [
     "manifest_row_counts",
     "manifest_table",
     "manifests_of",
+    "owner_rows",
     "ranks",
-    "tenant_ids",
     "tenants",
     "with_entries",
 ]
@@ -55,12 +56,9 @@ def manifests_of(table: pa.Table) -> list[str]:
     return [file_id(name) for name in files.to_pylist()]
 
 
-def _entries(table: pa.Table) -> tuple[pa.Array, npt.NDArray[np.uint32]]:
-    """Manifest name and node id of every inventory entry."""
-    lists = one_array(table["inventories"])
-    names = lists.flatten().field("inventory_file")
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
-    return names, to_numpy(table["id"])[owners]
+def owner_rows(table: pa.Table) -> npt.NDArray[np.int64]:
+    """For each inventory entry, the row of its array."""
+    return to_numpy(pc.list_parent_indices(one_array(table["inventories"]))).astype(np.int64)
 
 
 def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -68,7 +66,8 @@ def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int,
     found: dict[str, dict[int, int]] = {name: {} for name in manifests}
     if not found:
         return found
-    names, owners = _entries(snapshot.table)
+    names = flat_entries(snapshot.table).field("inventory_file")
+    owners = to_numpy(snapshot.table["id"])[owner_rows(snapshot.table)]
     counts = to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten())
     wanted = from_values([file_name(name) for name in found], pa.string())
     mask = to_numpy(pc.is_in(names, value_set=wanted))
@@ -82,17 +81,12 @@ def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int,
 
 def ranks(snapshot: Snapshot, manifest: str) -> dict[int, int]:
     """Tell how many dimensions the arrays have that have rows in a manifest."""
-    names, owners = _entries(snapshot.table)
+    entries = flat_entries(snapshot.table)
     name = from_values([file_name(manifest)], pa.string())
-    mask = np.flatnonzero(to_numpy(pc.is_in(names, value_set=name)))
-    extents = flat_entries(snapshot.table).field("extent").take(indices(mask))
-    lengths = to_numpy(pc.list_value_length(extents))
-    return dict(zip(owners[mask].tolist(), lengths.tolist(), strict=True))
-
-
-def tenant_ids(snapshot: Snapshot, manifests: Iterable[str]) -> set[int]:
-    """Tell which arrays have rows in any of these manifests."""
-    return set().union(*tenants(snapshot, manifests).values())
+    rows = np.flatnonzero(to_numpy(pc.is_in(entries.field("inventory_file"), value_set=name)))
+    lengths = to_numpy(pc.list_value_length(entries.field("extent").take(indices(rows))))
+    owners = to_numpy(snapshot.table["id"])[owner_rows(snapshot.table)[rows]]
+    return dict(zip(owners.tolist(), lengths.tolist(), strict=True))
 
 
 def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:
@@ -116,7 +110,7 @@ def with_entries(table: pa.Table, replaced: Collection[str], added: pa.Table | N
     lists = one_array(table["inventories"])
     entries = lists.flatten()
     counts = to_numpy(one_array(table[ROW_COUNTS]).flatten())
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    owners = owner_rows(table)
     if replaced:
         gone = from_values([file_name(name) for name in replaced], pa.string())
         kept = np.flatnonzero(~to_numpy(pc.is_in(entries.field("inventory_file"), value_set=gone)))
@@ -133,21 +127,17 @@ def with_entries(table: pa.Table, replaced: Collection[str], added: pa.Table | N
             entries, counts, owners = entries.take(indices(order)), counts[order], owners[order]
     offsets = np.zeros(table.num_rows + 1, np.int32)
     np.cumsum(np.bincount(owners, minlength=table.num_rows), out=offsets[1:])
+    nulls = bitmap(validity(lists))
     for name, child in (
         ("inventories", entries),
         (ROW_COUNTS, from_numpy(counts, pa.uint64())),
     ):
         place = table.schema.get_field_index(name)
         field = table.schema.field(place)
-        buffers = [_bitmap_of(lists), pa.py_buffer(offsets)]
+        buffers = [nulls, pa.py_buffer(offsets)]
         column = pa.Array.from_buffers(field.type, table.num_rows, buffers, children=[child])
         table = table.set_column(place, field, column)
     return table
-
-
-def _bitmap_of(lists: pa.Array) -> pa.Buffer | None:
-    valid = validity(lists)
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _as_entries(added: pa.Table, entry_type: pa.DataType) -> pa.Array:
@@ -211,8 +201,7 @@ MANIFEST_SCHEMA = pa.schema(
 def manifest_table(snapshot: Snapshot) -> pa.Table:
     """List the live manifests, each with the arrays that it has rows of, in the order of their rows."""
     entries = flat_entries(snapshot.table)
-    lists = one_array(snapshot.table["inventories"])
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    owners = owner_rows(snapshot.table)
     coded = entries.field("inventory_file").dictionary_encode()
     names = coded.dictionary
     codes = to_numpy(coded.indices).astype(np.int64)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
+    bitmap,
     conform,
     from_numpy,
     from_values,
@@ -44,6 +45,7 @@ from icechunk_arrow.formats.live_manifests import (
     ROW_COUNTS,
     flat_entries,
     manifests_of,
+    owner_rows,
     with_entries,
 )
 
@@ -208,9 +210,8 @@ def _lists(nodes: Sequence[Node], child: pa.Array, arrow_type: pa.DataType) -> p
     offsets = np.zeros(len(nodes) + 1, np.int32)
     np.cumsum([len(node.inventories) for node in nodes], out=offsets[1:])
     valid = np.array([node.is_array for node in nodes], np.bool_)
-    bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(
-        arrow_type, len(nodes), [bitmap, pa.py_buffer(offsets)], children=[child]
+        arrow_type, len(nodes), [bitmap(valid), pa.py_buffer(offsets)], children=[child]
     )
 
 
@@ -310,12 +311,11 @@ def _snapshot(
 
 
 def _facts_json(snapshot: Snapshot) -> str:
-    sizes = [snapshot.manifest_sizes[name] for name in manifests_of(snapshot.table)]
     references = one_array(snapshot.table["attrs_reference"]).drop_null()
     return facts_format.encode(
         snapshot.facts,
         attribute_files=references.field("attrs_file").unique().to_pylist(),
-        manifest_sizes=np.array(sizes, np.uint64),
+        manifest_sizes=np.array(list(snapshot.manifest_sizes.values()), np.uint64),
         row_counts=to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten()),
     )
 
@@ -412,7 +412,7 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         if (arrays & ~validity(metadata.field(name))).any():
             raise _unsound(key, f"an array has no {name}")
     lists = one_array(table["inventories"])
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    owners = owner_rows(table)
     ranks = to_numpy(pc.list_value_length(metadata.field("shape")))
     lengths = to_numpy(pc.list_value_length(lists.flatten().field("extent")))
     if len(owners) and (~arrays[owners] | (ranks[owners] != lengths)).any():

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
+    bitmap,
     conform,
     from_numpy,
     from_values,
@@ -94,10 +95,7 @@ def lists_of(
     items: pa.Array, lengths: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
     """Cut items into lists of these lengths; ``valid`` is False where one is null."""
-    nulls = None
-    if valid is not None and not valid.all():
-        nulls = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [nulls, pa.py_buffer(offsets_of(lengths))]
+    buffers = [bitmap(valid), pa.py_buffer(offsets_of(lengths))]
     return pa.Array.from_buffers(pa.list_(items.type), len(lengths), buffers, children=[items])
 
 

@@ -24,7 +24,7 @@ from icechunk_arrow.core.columns import (
 from icechunk_arrow.core.packing import ArrayFacts, choose_set
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.formats.layout import file_id
-from icechunk_arrow.formats.live_manifests import ROW_COUNTS
+from icechunk_arrow.formats.live_manifests import ROW_COUNTS, flat_entries, owner_rows
 from icechunk_arrow.tables.columns import extents, int64, lists_of, repeated, table_of
 from icechunk_arrow.tables.nodes import grid_chunk_counts
 from icechunk_arrow.tables.schemas import EXTENT, FACTS
@@ -69,9 +69,8 @@ class Entries:
 
 def entries_of(snapshot: Snapshot) -> Entries:
     """Read the inventory entries of a snapshot."""
-    lists = one_array(snapshot.table["inventories"])
-    entries = lists.flatten()
-    owners = to_numpy(pc.list_parent_indices(lists)).astype(np.int64)
+    entries = flat_entries(snapshot.table)
+    owners = owner_rows(snapshot.table)
     coded = entries.field("inventory_file").dictionary_encode()
     flags = entries.field("flags")
     pairs = entries.field("extent")

@@ -17,6 +17,7 @@ from icechunk_arrow.core.chunks import (
     concat_sorted,
     content_flags,
     form_flags,
+    rows_of_arrays,
     volume,
 )
 from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
@@ -151,10 +152,10 @@ def test_an_empty_manifest_has_no_entries() -> None:
 def test_rows_of_arrays() -> None:
     """Sorted rows fall into one run for each array."""
     table = concat_sorted([table_of(5, [(0,), (3,)]), table_of(2, [()]), table_of(9, [(1, 1)])])
-    found = [column.tolist() for column in manifests.rows_of_arrays(table)]
+    found = [column.tolist() for column in rows_of_arrays(table)]
 
     assert found == [[2, 5, 9], [0, 1, 3], [1, 2, 1]]
-    assert [len(each) for each in manifests.rows_of_arrays(table.slice(0, 0))] == [0, 0, 0]
+    assert [len(each) for each in rows_of_arrays(table.slice(0, 0))] == [0, 0, 0]
 
 
 def test_numpy_rows_of_many_arrays() -> None:

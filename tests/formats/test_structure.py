@@ -216,7 +216,6 @@ def test_numbers_of_manifests_go_with_the_rows() -> None:
     assert live_manifests.manifest_row_counts(snapshot) == {MANIFEST: 100}
     assert snapshot.manifest_sizes == {MANIFEST: 1234}
     assert live_manifests.tenants(snapshot, [MANIFEST]) == {MANIFEST: {2: 100}}
-    assert live_manifests.tenant_ids(snapshot, [MANIFEST]) == {2}
 
 
 def facts_text(data: bytes) -> str:
