@@ -1,26 +1,45 @@
-"""The session that people hold: the engine's, with its store and its pictures."""
+"""The sessions that people hold: the engine's, with their store, their forks and their pictures."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.html import html_of
+from icechunk_arrow.engine.encoded import encoded_chunks
+from icechunk_arrow.engine.forks import (
+    WrittenChunks,
+    arrays_of,
+    combine,
+    refuse_deleted,
+    shared_manifests,
+    uncommitted_snapshot,
+    write_out,
+)
 from icechunk_arrow.engine.session import BaseSession
+from icechunk_arrow.errors import InvalidInputError, ReadOnlyError
 from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.zarr import IcechunkStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
     import pyarrow as pa
 
-__all__ = ["Session"]
+    from icechunk_arrow.engine.view import ArrayView
+
+
+__all__ = ["ForkSession", "Session"]
 
 
 class Session(BaseSession):
     """Reads one snapshot; on a branch, also gathers changes and commits them.
 
     Sessions come from :meth:`Repository.readonly_session` and :meth:`Repository.writable_session`. They and
-    their stores are safe to use from many threads. A read-only session pickles.
+    their stores are safe to use from many threads. A read-only session pickles; for writing from several
+    processes there is :meth:`fork`.
     """
 
     @cached_property
@@ -35,6 +54,109 @@ class Session(BaseSession):
         """
         return read_table(self._context, name, self.snapshot_id, since)
 
+    def array_paths(self) -> list[str]:
+        """Paths of all arrays, sorted."""
+        with self._lock:
+            return [node.path for node in self._staging.nodes() if node.is_array]
+
+    def has_chunks(self, array_path: str) -> bool:
+        """Whether an array has any chunk."""
+        return any(len(batch) for batch in self.chunk_coordinates(array_path))
+
+    # -- many chunks at once
+
+    def set_encoded_chunks(
+        self, array_path: str | None, chunks: Any, *, duplicates: str = "error"
+    ) -> None:
+        """Write many chunks whose bytes are encoded already as their arrays' codecs say.
+
+        As :meth:`set_references`, but with a column ``data`` that holds the bytes, in place of ``location``,
+        ``offset`` and ``length``. Whether they can be decoded is seen by whoever reads them.
+        """
+        values = encoded_chunks(self.payload_writer)
+        self.stage_rows(array_path, chunks, values, duplicates=duplicates)
+
+    def clear_array(self, path: str) -> None:
+        """Remove all chunks of an array."""
+        with self._lock:
+            self._check_writable()
+            view = self.get_array(path)
+            ndim = len(view.grid.chunk_counts)
+            if not ndim:
+                self.delete_chunk(path, ())
+                return
+            self._staging.delta(view.node.id).shrink((0,) * ndim)
+            self._pending.drop_if(lambda place: place[0] == view.node.id)
+
+    # -- work done by others
+
+    def fork(self) -> ForkSession:
+        """Give a session for another process: it sees what this one sees, and writes chunks.
+
+        A fork pickles, to the worker with nothing and back with what it wrote; :meth:`merge` takes it. It makes
+        no arrays or groups and does not commit: make arrays here, before.
+        """
+        with self._lock:
+            self._check_writable()
+            self._write_pending()
+            snapshot_id = self._snapshot_id
+            if self.has_uncommitted_changes:
+                snapshot_id = uncommitted_snapshot(
+                    self._context,
+                    self._get_tip(),
+                    self._staging.base,
+                    self._changes(),
+                    self._started_at,
+                )
+            return ForkSession(self._context, snapshot_id)
+
+    def merge(self, *forks: ForkSession, duplicates: str = "error") -> None:
+        """Take over what forks of this session wrote.
+
+        Parameters
+        ----------
+        forks
+            In the order in which they count.
+        duplicates
+            ``"error"`` refuses a chunk that two of them wrote or deleted, ``"last"`` keeps what the later one
+            did.
+
+        Raises
+        ------
+        InvalidInputError
+            Two forks wrote one chunk, or an array was replaced meanwhile; nothing is changed.
+        """
+        self.merge_written([fork.finish() for fork in forks], duplicates=duplicates)
+
+    def merge_written(self, parts: Sequence[WrittenChunks], *, duplicates: str = "error") -> None:
+        """Take over what forks said on :meth:`ForkSession.finish`; as :meth:`merge`."""
+        if duplicates not in {"error", "last"}:
+            raise InvalidInputError(f"duplicates must be 'error' or 'last', not {duplicates!r}")
+        with self._lock:
+            self._check_writable()
+            views = arrays_of(parts, self.get_array)
+            last_wins = duplicates == "last"
+            if any(part.deleted.num_rows for part in parts):
+                if last_wins:  # one after the other, as a later deletion wins too
+                    for part in parts:
+                        self._lay([part], views, last_wins=True)
+                    return
+                refuse_deleted(self._context, parts, views)
+            self._lay(parts, views, last_wins=last_wins)
+
+    def _lay(
+        self, parts: Sequence[WrittenChunks], views: Mapping[int, ArrayView], *, last_wins: bool
+    ) -> None:
+        staged = list(combine(self._context, parts, views, self.layout_of, last_wins=last_wins))
+        for part in parts:
+            ids = to_numpy(part.deleted["array_id"]).tolist()
+            gone = one_array(part.deleted["coord"]).to_pylist()
+            for node_id, coord in zip(ids, gone, strict=True):
+                self._staging.delta(node_id).entries[coord] = None
+                self._pending.drop((node_id, coord))
+        self.stage(staged)
+        self._staging.shared_runs.update(shared_manifests(parts))
+
     def _repr_html_(self) -> str:
         return html_of(
             "Session",
@@ -45,3 +167,74 @@ class Session(BaseSession):
                 "uncommitted changes": str(self.status()) if not self.read_only else "",
             },
         )
+
+
+class ForkSession(Session):
+    """Writes chunks for another session, in any process: see :meth:`Session.fork`."""
+
+    _written: WrittenChunks | None = None
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this fork has given what it wrote, and takes no more."""
+        return self._written is not None
+
+    def __repr__(self) -> str:
+        state = "finished" if self.read_only else "writable"
+        return f"<ForkSession {state} {self._context.storage.url} at {self._snapshot_id!r}>"
+
+    def finish(self) -> WrittenChunks:
+        """Write everything that is still in memory, and tell what there is for the session to take over."""
+        with self._lock:
+            if self._written is None:
+                self._write_pending()
+                self._written = write_out(self._context, self._staging.base, self._changes())
+            return self._written
+
+    def __getstate__(self) -> dict[str, Any]:
+        written = self.finish() if self.read_only or self.has_uncommitted_changes else None
+        return {
+            "context": self._context,
+            "snapshot_id": self._snapshot_id,
+            "written": written,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._written = state["written"]
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnlyError(
+                "this fork has given what it wrote; fork the session again to write more"
+            )
+
+    def _refuse(self, what: str) -> NoReturn:
+        self._check_writable()
+        raise InvalidInputError(
+            f"a fork writes chunks and cannot {what}; do that in the session that was forked"
+        )
+
+    def set_document(self, path: str, data: bytes) -> None:  # noqa: ARG002
+        """Refuse: a fork makes no nodes."""
+        self._refuse(f"create or change {path!r}")
+
+    def delete_nodes(self, paths: Sequence[str]) -> None:
+        """Refuse: a fork deletes no nodes."""
+        self._refuse(f"delete {', '.join(map(repr, paths))}")
+
+    def move(self, from_path: str, to_path: str) -> None:
+        """Refuse: a fork moves no nodes."""
+        self._refuse(f"move {from_path!r} to {to_path!r}")
+
+    def commit(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: the session that was forked commits."""
+        self._refuse("commit")
+
+    def rebase(self, *_: Any) -> NoReturn:
+        """Refuse: the session that was forked rebases."""
+        self._refuse("rebase")
+
+    def fork(self) -> NoReturn:
+        """Refuse: the session can be forked again."""
+        self._refuse("be forked")

@@ -54,6 +54,7 @@ __all__ = [
     "is_virtual",
     "keep_rows",
     "member_mask",
+    "rows_of_array",
     "rows_of_arrays",
     "rows_of_refs",
     "sort_rows",
@@ -337,6 +338,13 @@ def rows_of_arrays(
         return ids, np.empty(0, np.int64), np.empty(0, np.int64)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     return ids[starts], starts, np.diff(np.r_[starts, len(ids)])
+
+
+def rows_of_array(table: pa.Table, array_id: int) -> pa.Table:
+    """Give the rows of one array, of sorted rows of several."""
+    ids = to_numpy(table["array_id"])
+    start, stop = np.searchsorted(ids, np.array([array_id, array_id + 1], np.int64)).tolist()
+    return table if stop - start == len(ids) else table.slice(start, stop - start)
 
 
 def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:

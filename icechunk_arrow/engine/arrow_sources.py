@@ -60,21 +60,24 @@ def _unknown(source: Any) -> InvalidInputError:
     )
 
 
-def slices(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut large batches, without copying, and unite small ones; none is empty."""
+def slices(
+    batches: Iterator[pa.RecordBatch], rows: int, size_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Cut long batches, without copying, and unite small ones up to a size; none is empty."""
     waiting: list[pa.RecordBatch] = []
-    count = 0
+    count = waiting_bytes = 0
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
             if waiting and count + part.num_rows > rows:
                 yield _united(waiting)
-                waiting, count = [], 0
+                waiting, count, waiting_bytes = [], 0, 0
             waiting.append(part)
             count += part.num_rows
-            if count * 4 >= rows:
+            waiting_bytes += part.nbytes
+            if count * 4 >= rows or waiting_bytes >= size_bytes:
                 yield _united(waiting)
-                waiting, count = [], 0
+                waiting, count, waiting_bytes = [], 0, 0
     if waiting:
         yield _united(waiting)
 

@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
     from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["BulkReferences", "BulkSettings", "Layout", "StagedReferences"]
+__all__ = ["BulkReferences", "BulkSettings", "Layout", "StagedReferences", "by_number"]
 
 _LARGE = 1 << 26
+
+
+def by_number(number: int) -> str:
+    """Name a row of the input in an error."""
+    return f"row {number} of the references"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,8 @@ class BulkSettings:
 
     slice_rows: int = 1 << 18
     """Rows that are checked at a time, while those before them are encoded."""
+    slice_bytes: int = 1 << 26
+    """Small batches of rows are united up to this size."""
     held_rows: int = 1 << 16
     """An array that has no more than this many rows is left to the commit, in memory."""
     held_rows_in_all: int = 1 << 20
@@ -196,6 +203,7 @@ class _Array:
     cutter: _Cutter
     last_wins: bool
     spill: Spill
+    name_row: Callable[[int], str]
     streams: bool = True
     """Whether everything so far came in order, and nothing of it is aside."""
     superseded: list[str] = field(default_factory=list)
@@ -247,7 +255,7 @@ class _Array:
         if self._repeated is not None:
             number, coord = self._repeated
             raise InvalidInputError(
-                f"row {number} of the references for {self.path!r}: chunk {coords.decode_one(coord)} "
+                f"{self.name_row(number)} for {self.path!r}: chunk {coords.decode_one(coord)} "
                 f"stands there twice; duplicates='last' keeps the last of them. Nothing was staged.",
                 row=number,
             )
@@ -334,10 +342,12 @@ class BulkReferences:
         *,
         last_wins: bool,
         settings: BulkSettings,
+        name_row: Callable[[int], str] = by_number,
     ) -> None:
         self._writer = writer
         self._layout_of = layout_of
         self._last_wins = last_wins
+        self._name_row = name_row
         self._settings = settings
         self._spill = Spill(settings.run_batch_rows)
         self._blank = _Blank()
@@ -361,7 +371,13 @@ class BulkReferences:
             writer=self._writer,
             blank=self._blank,
         )
-        return _Array(path=path, cutter=cutter, last_wins=self._last_wins, spill=self._spill)
+        return _Array(
+            path=path,
+            cutter=cutter,
+            last_wins=self._last_wins,
+            spill=self._spill,
+            name_row=self._name_row,
+        )
 
     def add(
         self,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.chunks import concat_sorted
+from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.core.manifests import subtract
@@ -159,7 +159,7 @@ def _with_sparse(
     going = dict(reading.going)
     for node_id, names in reading.sparse_manifests(base, unit).items():
         tables = [context.files.read_manifest(name) for name in names]
-        columns = [one_array(table["coord"]) for table in tables]
+        columns = [one_array(rows_of_array(table, node_id)["coord"]) for table in tables]
         going[node_id] = going[node_id].with_coordinates(columns)
     return going
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import google_crc32c
+import numpy as np
+import pyarrow as pa
 
 from icechunk_arrow.core.chunks import ChunkRef
+from icechunk_arrow.core.columns import from_numpy
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import chunk_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    import numpy.typing as npt
 
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.storage.port import Storage
@@ -46,6 +51,36 @@ class PayloadWriter:
     def is_inline(self, size_bytes: int) -> bool:
         """Whether a chunk of this size stands in the manifest."""
         return size_bytes <= self._config.inline_chunk_threshold_bytes
+
+    @property
+    def inline_limit(self) -> int:
+        """Bytes of a chunk that stands in the manifest, at most."""
+        return self._config.inline_chunk_threshold_bytes
+
+    @property
+    def packed_limit(self) -> int:
+        """Chunks from so many bytes on have a file each."""
+        return self._config.packed_chunk_threshold_bytes
+
+    @property
+    def file_size(self) -> int:
+        """About so many bytes of small chunks make a file."""
+        return self._config.chunk_file_size_bytes
+
+    def write_file(self, data: bytes | memoryview) -> str:
+        """Write a file of chunks that stand one behind the other, and give its name."""
+        name = self._new_id()
+        self._storage.put(chunk_key(name), data)
+        return name
+
+    def checksums(self, data: pa.Array, chosen: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
+        """Give the checksums of some payloads, where they are stored at all, as a column."""
+        if not self._config.checksum_chunks:
+            return {}
+        found = np.zeros(len(data), np.uint32)
+        for row in np.flatnonzero(chosen).tolist():
+            found[row] = google_crc32c.value(data[row].as_py())
+        return {"crc32c": from_numpy(found, pa.uint32(), chosen)}
 
     def write_one(self, data: bytes | memoryview) -> ChunkRef:
         """Write a chunk as a file of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_numpy, indices, to_numpy, validity
 from icechunk_arrow.engine.arrow_sources import read_batches, slices
-from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
+from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, by_number
 from icechunk_arrow.engine.virtual import fault_of_location
 from icechunk_arrow.errors import InvalidInputError
 
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Index = npt.NDArray[np.uint64]
 
-__all__ = ["stage_references"]
+__all__ = ["REFERENCES", "Faults", "Values", "stage_references", "stage_rows"]
 
-_KNOWN = frozenset({"path", "index", "location", "offset", "length", "etag", "last_modified"})
 _TEXTS = frozenset({"location", "etag"})
 """Texts of some types cannot be brought in order by Arrow."""
 _MAX_END = 2**63 - 1
@@ -54,6 +54,21 @@ _SUSPECT = r"/\.\.?(/|$)|::|[\x00-\x1f\x7f\\]|%2[eE]%2[eE]|%2[fF]\.\."
 """A location that is plain and not suspect has no fault; the others are looked at one by one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What rows say of their chunks beside path and index, and how that is read."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    check: Callable[[pa.RecordBatch, Faults], dict[str, pa.Array]]
+    """Gives columns of references, and notes what is wrong."""
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Columns that are not the numbers of a dimension."""
+        return frozenset({"path", "index", *self.needed, *self.optional})
+
+
 def stage_references(
     get_array: Callable[[str], ArrayView],
     array_path: str | None,
@@ -63,8 +78,35 @@ def stage_references(
     writer: ManifestWriter,
     duplicates: str = "error",
     settings: BulkSettings = _SETTINGS,
+    name_row: Callable[[int], str] = by_number,
 ) -> list[StagedReferences]:
-    """Check references and give, per array, those left to the commit and manifests with the others.
+    """Check references to byte ranges, and stage them: see :func:`stage_rows`."""
+    return stage_rows(
+        get_array,
+        array_path,
+        source,
+        REFERENCES,
+        layout_of=layout_of,
+        writer=writer,
+        duplicates=duplicates,
+        settings=settings,
+        name_row=name_row,
+    )
+
+
+def stage_rows(
+    get_array: Callable[[str], ArrayView],
+    array_path: str | None,
+    source: Any,
+    values: Values,
+    *,
+    layout_of: Callable[[ArrayView], Layout],
+    writer: ManifestWriter,
+    duplicates: str = "error",
+    settings: BulkSettings = _SETTINGS,
+    name_row: Callable[[int], str] = by_number,
+) -> list[StagedReferences]:
+    """Check rows of chunks and give, per array, those left to the commit and manifests with the others.
 
     Parameters
     ----------
@@ -74,6 +116,8 @@ def stage_references(
         The array; None where the source has a column ``path``.
     source
         A table, batch, reader, dataset or scanner of pyarrow, or anything with ``__arrow_c_stream__``.
+    values
+        What the rows hold.
     layout_of
         Tells how a large array is cut into manifests.
     writer
@@ -82,15 +126,23 @@ def stage_references(
         ``"error"`` refuses a chunk that stands there twice, ``"last"`` keeps the last.
     settings
         How much is held in memory.
+    name_row
+        How a row of the source is named in an error.
     """
     if duplicates not in {"error", "last"}:
         raise InvalidInputError(f"duplicates must be 'error' or 'last', not {duplicates!r}")
-    schema, batches = read_batches(source, settings.slice_rows, _useful)
-    reader = _Reader(get_array, array_path, schema)
-    bulk = BulkReferences(writer, layout_of, last_wins=duplicates == "last", settings=settings)
+    schema, batches = read_batches(source, settings.slice_rows, partial(_useful, values.known))
+    reader = _Reader(get_array, array_path, schema, values, name_row)
+    bulk = BulkReferences(
+        writer,
+        layout_of,
+        last_wins=duplicates == "last",
+        settings=settings,
+        name_row=name_row,
+    )
     row = 0
     with writer, bulk:
-        for batch in slices(batches, settings.slice_rows):
+        for batch in slices(batches, settings.slice_rows, settings.slice_bytes):
             size_bytes = 0
             for path, view, columns, index, numbers in reader.read(batch, row):
                 bulk.add(path, view, columns, index, numbers)
@@ -100,7 +152,7 @@ def stage_references(
         return bulk.finish()
 
 
-def _useful(schema: pa.Schema) -> list[str]:
+def _useful(known: frozenset[str], schema: pa.Schema) -> list[str]:
     """Columns that can mean something here: a dimension may have any name, its numbers are primitive."""
     names = schema.names
     twice = (
@@ -109,7 +161,7 @@ def _useful(schema: pa.Schema) -> list[str]:
     chosen = [
         field.name
         for field in schema
-        if field.name in _KNOWN
+        if field.name in known
         or field.name.startswith("index_")
         or pa.types.is_primitive(field.type)
     ]
@@ -142,11 +194,16 @@ Span = tuple[_Target, int, int]
 """An array, and which rows of a slice are its."""
 
 
-class _Faults:
+class Faults:
     """Gathers what is wrong with the rows of a slice, to refuse the first of them as the person knows it."""
 
-    def __init__(self, numbers: npt.NDArray[np.int64], spans: list[Span]) -> None:
-        self._numbers, self._spans = numbers, spans
+    def __init__(
+        self,
+        numbers: npt.NDArray[np.int64],
+        spans: list[Span],
+        name_row: Callable[[int], str] = by_number,
+    ) -> None:
+        self._numbers, self._spans, self._name_row = numbers, spans, name_row
         self._starts = [start for _, start, _ in spans]
         self._first: tuple[int, str, str] | None = None
 
@@ -168,7 +225,7 @@ class _Faults:
         if self._first is not None:
             number, path, fact = self._first
             raise InvalidInputError(
-                f"row {number} of the references for {path!r}: {fact}. Nothing was staged.",
+                f"{self._name_row(number)} for {path!r}: {fact}. Nothing was staged.",
                 row=number,
             )
 
@@ -177,9 +234,14 @@ class _Reader:
     """Reads slices of a source: which arrays, which chunks, which references."""
 
     def __init__(
-        self, get_array: Callable[[str], ArrayView], array_path: str | None, schema: pa.Schema
+        self,
+        get_array: Callable[[str], ArrayView],
+        array_path: str | None,
+        schema: pa.Schema,
+        values: Values,
+        name_row: Callable[[int], str],
     ) -> None:
-        for name in ("location", "offset", "length"):
+        for name in values.needed:
             if name not in schema.names:
                 raise InvalidInputError(
                     f"the references have no column {name!r}; they have {schema.names}"
@@ -192,6 +254,8 @@ class _Reader:
         if array_path is not None and has_paths:
             raise InvalidInputError("the references have a column 'path': give None as array_path")
         self._get_array = get_array
+        self._values = values
+        self._name_row = name_row
         self._names = frozenset(schema.names)
         self._targets: dict[str, _Target] = {}
         self._only = None if array_path is None else self._target(array_path)
@@ -213,7 +277,7 @@ class _Reader:
         chosen = []
         for d in range(ndim):
             options = [f"index_{d}", *(name for name in names[d : d + 1] if name is not None)]
-            found = [name for name in options if name in self._names and name not in _KNOWN]
+            found = [n for n in options if n in self._names and n not in self._values.known]
             if not found:
                 raise InvalidInputError(
                     f"the references have neither a column 'index' nor one of {options} for dimension {d}"
@@ -230,10 +294,10 @@ class _Reader:
             spans = [(self._only, 0, batch.num_rows)]
         else:
             batch, numbers, spans = self._grouped(batch, numbers)
-        faults = _Faults(numbers, spans)
+        faults = Faults(numbers, spans, self._name_row)
         alike = [list(group) for _, group in groupby(spans, key=lambda span: span[0].kind)]
         places = [_index(batch, group, faults) for group in alike]
-        columns = _references(batch, faults)
+        columns = self._values.check(batch, faults)
         faults.refuse()
         for group, index in zip(alike, places, strict=True):
             first, last = group[0][1], group[-1][2]
@@ -259,7 +323,7 @@ class _Reader:
         if coded.null_count:
             row = int(numbers[np.flatnonzero(~validity(coded))[0]])
             raise InvalidInputError(
-                f"row {row} of the references: the path is missing. Nothing was staged.", row=row
+                f"{self._name_row(row)}: the path is missing. Nothing was staged.", row=row
             )
         codes = to_numpy(coded.indices.cast(pa.int32()))
         firsts = np.full(len(coded.dictionary), len(codes))
@@ -291,7 +355,7 @@ class _Reader:
         return batch, numbers, spans
 
 
-def _index(batch: pa.RecordBatch, group: list[Span], faults: _Faults) -> Index:
+def _index(batch: pa.RecordBatch, group: list[Span], faults: Faults) -> Index:
     """Read the chunks' places of arrays that are read alike, as an n × dimensions array."""
     start, stop = group[0][1], group[-1][2]
     ndim, names = group[0][0].kind
@@ -321,7 +385,7 @@ def _index(batch: pa.RecordBatch, group: list[Span], faults: _Faults) -> Index:
     return index
 
 
-def _from_lists(lists: pa.Array, ndim: int, start: int, faults: _Faults) -> Index:
+def _from_lists(lists: pa.Array, ndim: int, start: int, faults: Faults) -> Index:
     if not any(is_kind(lists.type) for is_kind in _LISTS):
         raise InvalidInputError(f"the column 'index' must hold lists, not {lists.type}")
     wrong = to_numpy(pc.list_value_length(lists).cast(pa.int64())) != ndim
@@ -349,7 +413,7 @@ def _from_lists(lists: pa.Array, ndim: int, start: int, faults: _Faults) -> Inde
     return index
 
 
-def _unsigned(column: pa.Array, name: str, start: int, faults: _Faults) -> Index:
+def _unsigned(column: pa.Array, name: str, start: int, faults: Faults) -> Index:
     values, missing, negative = _whole_numbers(column, name)
     if missing is not None:
         faults.note(missing, lambda _: f"the {name} is missing", start)
@@ -374,7 +438,7 @@ def _whole_numbers(column: pa.Array, name: str) -> tuple[Index, Mask | None, Mas
     return values.astype(np.uint64), missing, negative
 
 
-def _references(batch: pa.RecordBatch, faults: _Faults) -> dict[str, pa.Array]:
+def _references(batch: pa.RecordBatch, faults: Faults) -> dict[str, pa.Array]:
     """Read where the chunks are: the columns that do not depend on the array."""
     offset = _unsigned(batch.column("offset"), "offset", 0, faults)
     length = _unsigned(batch.column("length"), "length", 0, faults)
@@ -409,7 +473,7 @@ def _text(column: pa.Array, name: str) -> pa.Array:
     return plain.cast(pa.string())
 
 
-def _locations(column: pa.Array, faults: _Faults) -> pa.Array:
+def _locations(column: pa.Array, faults: Faults) -> pa.Array:
     """Check each distinct location once."""
     if column.null_count:
         faults.note(~validity(column), lambda _: "the location is missing")
@@ -445,7 +509,7 @@ def _suspects(locations: pa.Array) -> Mask:
     return np.logical_or(suspect, ~plain)
 
 
-def _times(column: pa.Array, faults: _Faults) -> pa.Array:
+def _times(column: pa.Array, faults: Faults) -> pa.Array:
     if pa.types.is_null(column.type):
         return column.cast(pa.timestamp("us", "UTC"))
     if not pa.types.is_timestamp(column.type):
@@ -457,3 +521,11 @@ def _times(column: pa.Array, faults: _Faults) -> pa.Array:
     late = to_numpy(column.cast(pa.timestamp("us", "UTC"), safe=False))
     faults.note((late < 0) & validity(column), lambda _: "the time is before 1970")
     return from_numpy(late.copy(), pa.int64(), validity(column)).view(pa.timestamp("us", "UTC"))
+
+
+REFERENCES = Values(
+    needed=("location", "offset", "length"),
+    optional=("etag", "last_modified"),
+    check=_references,
+)
+"""Byte ranges of files that exist already."""

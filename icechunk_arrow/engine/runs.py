@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import keep_rows, with_array_id
+from icechunk_arrow.core.chunks import keep_rows, rows_of_array, with_array_id
 from icechunk_arrow.core.columns import bytes_at, one_array
 from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import ArrayShape, limit_of, set_for_size, set_of
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.snapshot import Inventories
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.staging import ArrayDelta
+    from icechunk_arrow.engine.staging import ArrayDelta, Staging
     from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["add_runs", "layout_of", "settle_runs", "take_out", "write_entries"]
+__all__ = ["add_runs", "layout_of", "settle_runs", "take_out", "unshare", "write_entries"]
 
 _ROWS = 1 << 16
 """How many references that were staged one by one make a manifest."""
@@ -86,7 +86,7 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
     with ManifestWriter(context.storage, new_id) as writer:
         for number in again:
             name = found.manifests[number]
-            table = context.files.read_manifest(name, coded=True)
+            table = rows_of_array(context.files.read_manifest(name, coded=True), runs.array_id)
             if number in touched:
                 mask = chunks.mask(one_array(table["coord"]))
                 if runs.array_id == array_id and not mask.any():
@@ -114,7 +114,7 @@ def add_runs(
     sizes: Mapping[str, int],
 ) -> None:
     """Lay manifests that were just written over everything that the session has of an array."""
-    covered = list(_covered_by(context, new)) if _is_any(delta) else []
+    covered = list(_covered_by(context, array_id, new)) if _is_any(delta) else []
     runs = _settled(context, delta, array_id)
     for chunks in covered:
         runs = _without(context, runs, chunks, array_id)
@@ -132,13 +132,39 @@ def _is_any(delta: ArrayDelta) -> bool:
     return bool(delta.entries or delta.tables or len(delta.runs))
 
 
-def _covered_by(context: Context, new: Inventories) -> Iterator[ChunkSet]:
+def _covered_by(context: Context, array_id: int, new: Inventories) -> Iterator[ChunkSet]:
     """Give the chunks of some manifests; those with holes are read."""
     ndim = new.starts.shape[1]
     chunks = ChunkSet.of(ndim, runs=new)
     yield replace(chunks, sparse=NO_INVENTORIES)
     for name in chunks.sparse.manifests:
-        yield ChunkSet.of(ndim, written=one_array(context.files.read_manifest(name)["coord"]))
+        table = rows_of_array(context.files.read_manifest(name), array_id)
+        yield ChunkSet.of(ndim, written=one_array(table["coord"]))
+
+
+def unshare(context: Context, staging: Staging) -> None:
+    """Take manifests of several arrays apart when one of these has no use for its rows any more.
+
+    Nothing may stand in a live manifest that does not count. What the other arrays have there is left to the
+    commit, in memory.
+    """
+    for name, tenants in list(staging.shared_runs.items()):
+        holders = {
+            node_id: delta
+            for node_id, delta in staging.deltas.items()
+            if name in delta.runs.sizes and delta.runs.array_id == node_id
+        }
+        if holders.keys() == tenants:
+            continue
+        table = context.files.read_manifest(name) if holders else None
+        for node_id, delta in holders.items():
+            delta.tables.insert(0, rows_of_array(table, node_id))
+            delta.runs = replace(
+                delta.runs,
+                inventories=delta.runs.inventories.without({name}),
+                sizes={each: size for each, size in delta.runs.sizes.items() if each != name},
+            )
+        del staging.shared_runs[name]
 
 
 def write_entries(context: Context, delta: ArrayDelta, array_id: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.documents import encode_document, parse_document
 from icechunk_arrow.engine import commit as committing
+from icechunk_arrow.engine.bulk import by_number
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.diff import Diff, diff_of
@@ -22,8 +23,8 @@ from icechunk_arrow.engine.payloads import PayloadWriter, Pending
 from icechunk_arrow.engine.plan import Changes, log_of
 from icechunk_arrow.engine.preload import start_preload
 from icechunk_arrow.engine.rebase import rebase_onto
-from icechunk_arrow.engine.references import stage_references
-from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, write_entries
+from icechunk_arrow.engine.references import REFERENCES, stage_rows
+from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, unshare, write_entries
 from icechunk_arrow.engine.staging import Staging, settle
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import (
@@ -37,7 +38,7 @@ from icechunk_arrow.formats.layout import chunk_key
 from icechunk_arrow.formats.live_manifests import manifest_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.references import Values
     from icechunk_arrow.engine.staging import ArrayDelta
 
 __all__ = ["BaseSession"]
@@ -150,12 +152,16 @@ class BaseSession:
             self._check_writable()
             self._begin(self._staging.base)
 
-    def _check_writable(self) -> Tip:
-        if self._tip is None:
+    def _check_writable(self) -> None:
+        if self.read_only:
             raise ReadOnlyError(
                 "this session is read-only; repo.writable_session(branch) gives one that writes "
                 "(after a commit, too: a session commits once)"
             )
+
+    def _get_tip(self) -> Tip:
+        self._check_writable()
+        assert self._tip is not None, "a session without a branch commits"
         return self._tip
 
     # -- nodes
@@ -233,6 +239,11 @@ class BaseSession:
         return view
 
     # -- chunks
+
+    @property
+    def payload_writer(self) -> PayloadWriter:
+        """Writes chunk bytes where this session's repository has them."""
+        return self._writer
 
     def find_chunk(self, view: ArrayView, coord: tuple[int, ...]) -> ChunkRef | bytes | None:
         """Find a chunk: its reference, its bytes while they wait in memory, or None."""
@@ -395,17 +406,30 @@ class BaseSession:
         InvalidInputError
             A row is wrong; nothing is staged, and the message names the first.
         """
+        self.stage_rows(array_path, references, REFERENCES, duplicates=duplicates)
+
+    def stage_rows(
+        self,
+        array_path: str | None,
+        rows: Any,
+        values: Values,
+        *,
+        duplicates: str = "error",
+        name_row: Callable[[int], str] = by_number,
+    ) -> None:
+        """Check and stage rows of chunks, whatever they say of them."""
         with self._lock:
             self._check_writable()
-            writer = ManifestWriter(self._context.storage, new_id)
             self.stage(
-                stage_references(
+                stage_rows(
                     self.get_array,
                     array_path,
-                    references,
+                    rows,
+                    values,
                     duplicates=duplicates,
                     layout_of=self.layout_of,
-                    writer=writer,
+                    writer=ManifestWriter(self._context.storage, new_id),
+                    name_row=name_row,
                 )
             )
 
@@ -434,6 +458,7 @@ class BaseSession:
         """Put everything staged into columns."""
         for node_id, delta in self._staging.deltas.items():
             settle_runs(self._context, delta, node_id)
+        unshare(self._context, self._staging)
         deltas = settle(self._staging.deltas)
         return Changes(
             overlay=self._staging.overlay,
@@ -480,7 +505,7 @@ class BaseSession:
                 self.rebase(rebase_with)
 
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
-        tip = self._check_writable()
+        tip = self._get_tip()
         assert not self._pending.size_bytes, "a payload is still unwritten"
         planned = committing.plan(
             self._context,
@@ -506,7 +531,7 @@ class BaseSession:
             A commit changed the same things, and the solver did not settle it.
         """
         with self._lock:
-            tip = self._check_writable()
+            tip = self._get_tip()
             self._write_pending()
             try:
                 self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)

@@ -265,6 +265,8 @@ class Staging:
         self._parents: set[str] = set()
         self.deltas: dict[int, ArrayDelta] = {}
         self.next_node_id = base.facts.next_node_id
+        self.shared_runs: dict[str, frozenset[int]] = {}
+        """Manifests among the runs that hold rows of several arrays, and of which."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Spark views over a repository: its chunk manifests are the tables, read by Spark where they are.
+"""Spark and repositories: views over chunk inventories, reading arrays as rows, writing in one atomic commit.
 
 >>> import icechunk_arrow.spark
 >>> icechunk_arrow.spark.attach(spark, "s3://bucket/weather", name="weather")  # doctest: +SKIP
@@ -6,5 +6,17 @@
 """
 
 from icechunk_arrow.spark.attaching import Attached, attach, detach, refresh
+from icechunk_arrow.spark.chunk_rows import write_chunks, write_references
+from icechunk_arrow.spark.targets import WriteResult
+from icechunk_arrow.spark.tasks import TaskTotals
 
-__all__ = ["Attached", "attach", "detach", "refresh"]
+__all__ = [
+    "Attached",
+    "TaskTotals",
+    "WriteResult",
+    "attach",
+    "detach",
+    "refresh",
+    "write_chunks",
+    "write_references",
+]

@@ -1,0 +1,259 @@
+"""Work that other processes do for a session: what they are given, and what they bring back.
+
+Owns the columns in which a fork says what it wrote, and how several of these are laid over a session: manifests
+that have no chunk in common are linked, those that may have are merged row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunk_set import ChunkSet
+from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
+from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, to_numpy
+from icechunk_arrow.core.manifests import ENTRY_SCHEMA, entries_of_array, inventories_by_array
+from icechunk_arrow.core.overlaps import overlapping
+from icechunk_arrow.core.placement import place
+from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
+from icechunk_arrow.engine.commit import plan, write_files
+from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.plan import ranks_of, shapes_of
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.formats.layout import FileKind, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from icechunk_arrow.core.snapshot import Inventories, Snapshot
+    from icechunk_arrow.engine.bulk import Layout
+    from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.plan import Changes
+    from icechunk_arrow.engine.view import ArrayView
+
+__all__ = [
+    "WrittenChunks",
+    "arrays_of",
+    "combine",
+    "refuse_deleted",
+    "shared_manifests",
+    "uncommitted_snapshot",
+    "write_out",
+]
+
+_DELETED = pa.schema(
+    [
+        pa.field("array_id", pa.uint32(), nullable=False),
+        pa.field("coord", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WrittenChunks:
+    """What a fork wrote: manifests, told by columns; nothing in it grows with the number of chunks."""
+
+    entries: pa.Table = field(default_factory=lambda: empty_table(ENTRY_SCHEMA))
+    """What each manifest holds of each array: ``core.manifests.ENTRY_SCHEMA``."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by manifest id."""
+    deleted: pa.Table = field(default_factory=lambda: empty_table(_DELETED))
+    """Chunks that were there and are not any more."""
+    paths: Mapping[int, str] = field(default_factory=dict)
+    """The arrays, by their ids."""
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks were written."""
+        return int(to_numpy(self.entries["row_count"]).sum())
+
+
+def uncommitted_snapshot(
+    context: Context, tip: Tip, base: Snapshot, changes: Changes, started_at: datetime
+) -> str:
+    """Write what a session has so far as a snapshot that no branch names, for forks to stand on."""
+    planned = plan(context, tip, base, changes, message="", properties={}, started_at=started_at)
+    log = key_of(FileKind.TRANSACTION, planned.snapshot.id)
+    write_files(context, tuple(file for file in planned.files if file.key != log))
+    return planned.snapshot.id
+
+
+def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChunks:
+    """Write everything that a fork has staged as manifests, as the settings want it."""
+    shapes = shapes_of(base, changes)
+    staged = concat_sorted([delta.written for _, delta in sorted(changes.deltas.items())])
+    with ManifestWriter(context.storage, new_id) as writer:
+        for table in place(staged, context.config.chunk_manifests, shapes):
+            writer.write(table, ranks_of(table, shapes))
+        written = writer.finish()
+    runs = [entries_of_array(i, d.runs) for i, d in changes.deltas.items() if len(d.runs)]
+    sizes = dict(written.sizes)
+    gone = [empty_table(_DELETED)]
+    for node_id, delta in changes.deltas.items():
+        sizes.update(delta.run_sizes)
+        ids = from_numpy(np.full(len(delta.deleted), node_id, np.uint32), pa.uint32())
+        gone.append(pa.Table.from_arrays([ids, delta.deleted], schema=_DELETED))
+    return WrittenChunks(
+        entries=pa.concat_tables([written.entries, *runs]).combine_chunks(),
+        sizes=sizes,
+        deleted=pa.concat_tables(gone).combine_chunks(),
+        paths={node_id: shapes(node_id).path for node_id in changes.deltas},
+    )
+
+
+def shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
+    """Tell which manifests hold rows of several arrays, and of which."""
+    found: dict[str, frozenset[int]] = {}
+    for part in parts:
+        coded = one_array(part.entries["manifest"]).dictionary_encode()
+        codes, ids = to_numpy(coded.indices), to_numpy(part.entries["array_id"])
+        counts = np.bincount(codes, minlength=len(coded.dictionary))
+        for code in np.flatnonzero(counts > 1).tolist():
+            found[coded.dictionary[code].as_py()] = frozenset(ids[codes == code].tolist())
+    return found
+
+
+def refuse_deleted(
+    context: Context, parts: Sequence[WrittenChunks], views: Mapping[int, ArrayView]
+) -> None:
+    """Refuse a chunk that one fork deleted and another one wrote."""
+    entries = [inventories_by_array(part.entries) for part in parts]
+    for number, part in enumerate(parts):
+        ids = to_numpy(part.deleted["array_id"])
+        for node_id in np.unique(ids).tolist():
+            mask = from_numpy(ids == node_id, pa.bool_())
+            gone = one_array(part.deleted["coord"]).filter(mask)
+            chunks = ChunkSet.of(len(views[node_id].grid.chunk_counts), deleted=gone)
+            for other, found in enumerate(entries):
+                held = found.get(node_id, NO_INVENTORIES)
+                if other == number:
+                    continue
+                for place_ in chunks.touching(held):
+                    table = context.files.read_manifest(held.manifests[place_])
+                    column = one_array(rows_of_array(table, node_id)["coord"])
+                    both = np.flatnonzero(chunks.mask(column))
+                    if len(both):
+                        index = coords.decode_one(column[int(both[0])].as_py())
+                        raise InvalidInputError(
+                            f"two of the writers disagree about {views[node_id].node.path!r}: one deleted "
+                            f"chunk {index} and another one wrote it; duplicates='last' takes what the later "
+                            f"one did. Nothing was staged."
+                        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Held:
+    """What all forks wrote of one array."""
+
+    entries: Inventories
+    owners: Mapping[str, int]
+    """Which of the forks a manifest is from."""
+
+    def groups(self) -> Iterator[list[str]]:
+        """Manifests of different forks that may have a chunk in common, in the forks' order."""
+        labels = overlapping(self.entries.starts, self.entries.stops)
+        owners = np.array([self.owners[name] for name in self.entries.manifests], np.int64)
+        order = np.lexsort([owners, labels])
+        bounds = np.flatnonzero(np.r_[True, labels[order][1:] != labels[order][:-1], True])
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            some = order[first:last]
+            if owners[some[0]] != owners[some[-1]]:
+                yield [self.entries.manifests[row] for row in some.tolist()]
+
+
+def combine(
+    context: Context,
+    parts: Sequence[WrittenChunks],
+    views: Mapping[int, ArrayView],
+    layout_of: Callable[[ArrayView], Layout],
+    *,
+    last_wins: bool,
+    settings: BulkSettings | None = None,
+) -> Iterator[StagedReferences]:
+    """Unite what several forks wrote, array by array; a chunk that two of them wrote is found.
+
+    Memory does not grow with the number of chunks: manifests that may have one in common are merged in
+    streams, all others are only linked.
+    """
+    sizes = {name: size for part in parts for name, size in part.sizes.items()}
+    owners = {name: number for number, part in enumerate(parts) for name in part.sizes}
+    entries = pa.concat_tables([empty_table(ENTRY_SCHEMA), *(part.entries for part in parts)])
+    for node_id, found in inventories_by_array(entries).items():
+        merged: set[str] = set()
+        runs = [NO_INVENTORIES]
+        tables: list[pa.Table] = []
+        for names in _Held(entries=found, owners=owners).groups():
+            merged.update(names)
+            staged = _merged(
+                context, node_id, views[node_id], names, layout_of, last_wins, settings
+            )
+            sizes.update(staged.sizes)
+            runs.append(staged.runs)
+            tables.append(staged.table)
+        kept = found.without(merged)
+        united = kept.united(*(each for each in runs if len(each)))
+        yield StagedReferences(
+            node_id=node_id,
+            table=concat_sorted(tables),
+            runs=united,
+            sizes={name: sizes[name] for name in united.manifests},
+        )
+
+
+def _merged(
+    context: Context,
+    node_id: int,
+    view: ArrayView,
+    names: Sequence[str],
+    layout_of: Callable[[ArrayView], Layout],
+    last_wins: bool,
+    settings: BulkSettings | None,
+) -> StagedReferences:
+    """Merge what some manifests hold of an array, of which a later one wins."""
+    chosen = settings or BulkSettings()
+    writer = ManifestWriter(context.storage, new_id)
+    bulk = BulkReferences(
+        writer,
+        layout_of,
+        last_wins=last_wins,
+        settings=chosen,
+        name_row=lambda _: "two of the writers",
+    )
+    ndim = len(view.grid.chunk_counts)
+    with writer, bulk:
+        for name in names:
+            table = rows_of_array(context.files.read_manifest(name), node_id)
+            for batch in table.drop_columns("array_id").to_batches(chosen.slice_rows):
+                index = coords.decode(batch.column("coord"), ndim)
+                numbers = np.zeros(batch.num_rows, np.int64)
+                bulk.add(view.node.path, view, batch, index, numbers)
+                bulk.end_slice(batch.num_rows, batch.nbytes)
+        (staged,) = bulk.finish()
+    return staged
+
+
+def arrays_of(
+    parts: Iterable[WrittenChunks], get_array: Callable[[str], ArrayView]
+) -> dict[int, ArrayView]:
+    """Find the arrays that forks wrote to, as long as they are those that the session has."""
+    views: dict[int, ArrayView] = {}
+    for part in parts:
+        for node_id, path in part.paths.items():
+            if node_id in views:
+                continue
+            view = get_array(path)
+            if view.node.id != node_id:
+                raise InvalidInputError(
+                    f"{path!r} is not the array any more that the fork wrote to: it was replaced, or the "
+                    f"session was rebased. Fork the session again, and repeat the writing."
+                )
+            views[node_id] = view
+    return views
