@@ -15,7 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, extent_of, member_mask, volume
 from icechunk_arrow.core.columns import empty
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.chunks import Extent
-    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 
 __all__ = ["ChunkSet"]
 

@@ -17,7 +17,7 @@ from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import member_mask, volume
 from icechunk_arrow.core.columns import bytes_at, from_numpy, from_values
 from icechunk_arrow.core.coords import decode_one
-from icechunk_arrow.core.snapshot import Inventories
+from icechunk_arrow.core.inventories import Inventories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import describe_arrays, keep_rows, rows_of_arrays
 from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
-from icechunk_arrow.core.snapshot import Inventories
+from icechunk_arrow.core.inventories import Inventories
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
     from icechunk_arrow.core.placement import ArrayShape
-    from icechunk_arrow.core.snapshot import Inventories
 
 __all__ = ["Cut", "Repacking", "meeting", "plan_repacking"]
 

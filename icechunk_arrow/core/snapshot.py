@@ -1,7 +1,6 @@
 """Snapshots and nodes: what a structure file says, as values.
 
-A snapshot may have a hundred thousand nodes, and a node a thousand manifests: nodes are made when asked for,
-and the inventories of a node stay columns.
+A snapshot may have a hundred thousand nodes: they are made when asked for.
 """
 
 from __future__ import annotations
@@ -10,31 +9,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.documents import join_document
 from icechunk_arrow.core.grid import Grid, grid_of
 from icechunk_arrow.core.html import html_of
+from icechunk_arrow.core.inventories import NO_INVENTORIES, Inventories
 from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
 from icechunk_arrow.errors import NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
-    import numpy.typing as npt
     import pyarrow as pa
 
-    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.documents import ArrayColumns
+    from icechunk_arrow.core.inventories import Entries
 
 __all__ = [
     "HISTORY_LENGTH",
-    "NO_INVENTORIES",
     "AttributesRef",
-    "Inventories",
-    "InventoryEntry",
     "Node",
     "Snapshot",
     "SnapshotFacts",
@@ -43,8 +36,6 @@ __all__ = [
 
 HISTORY_LENGTH = 16
 """How many ancestors a snapshot remembers."""
-_FEW = 16
-"""Up to so many entries are looked through one by one faster than as columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,172 +106,6 @@ class AttributesRef:
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryEntry:
-    """One array's rows in one manifest."""
-
-    manifest: str
-    row: int
-    extent: Extent
-    flags: int
-    row_count: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether every coordinate of the extent has a row, in order."""
-        return bool(self.flags & DENSE)
-
-    def spans(self, coord: Sequence[int]) -> bool:
-        """Whether a coordinate lies in the extent."""
-        # A generator inside all() would cost twice as much, on every read of a chunk.
-        for index, (start, stop) in zip(coord, self.extent, strict=True):  # noqa: SIM110
-            if not start <= index < stop:
-                return False
-        return True
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inventories:
-    """An array's entries, as columns: ``starts`` and ``stops`` are entries × dimensions."""
-
-    manifests: tuple[str, ...]
-    rows: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.uint64]
-    stops: npt.NDArray[np.uint64]
-    flags: npt.NDArray[np.uint16]
-    row_counts: npt.NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return len(self.manifests)
-
-    def __getitem__(self, index: int) -> InventoryEntry:
-        starts, stops = self.starts[index].tolist(), self.stops[index].tolist()
-        return InventoryEntry(
-            manifest=self.manifests[index],
-            row=int(self.rows[index]),
-            extent=tuple(zip(starts, stops, strict=True)),
-            flags=int(self.flags[index]),
-            row_count=int(self.row_counts[index]),
-        )
-
-    def __iter__(self) -> Iterator[InventoryEntry]:
-        return (self[index] for index in range(len(self)))
-
-    @property
-    def chunk_count(self) -> int:
-        """How many chunks there are in all."""
-        return int(self.row_counts.sum())
-
-    @cached_property
-    def _listed(self) -> tuple[InventoryEntry, ...]:
-        return tuple(self)
-
-    def holding(self, coord: Sequence[int]) -> list[InventoryEntry]:
-        """Entries whose extent contains a coordinate."""
-        if len(self.manifests) <= _FEW:
-            return [entry for entry in self._listed if entry.spans(coord)]
-        low, high = 0, len(self.manifests)
-        if coord:  # entries stand in the order of their starts
-            low = int(self._reach.searchsorted(coord[0], "right"))
-            high = int(self._first.searchsorted(coord[0], "right"))
-        point = np.array(coord, np.uint64)
-        starts, stops = self.starts[low:high], self.stops[low:high]
-        mask = ((starts <= point) & (point < stops)).all(axis=1)
-        return [self[low + index] for index in np.flatnonzero(mask).tolist()]
-
-    @cached_property
-    def _first(self) -> npt.NDArray[np.uint64]:
-        """Where entries begin along the first dimension, rising."""
-        return np.ascontiguousarray(self.starts[:, 0])
-
-    @cached_property
-    def _reach(self) -> npt.NDArray[np.uint64]:
-        """How far along the first dimension any entry up to this one goes."""
-        return np.maximum.accumulate(self.stops[:, 0])
-
-    def overlapping(self, extent: Extent) -> list[int]:
-        """Entries whose extent has a coordinate in common with this one."""
-        if not self.manifests:
-            return []
-        box = np.array(extent, np.uint64).reshape(-1, 2)
-        mask = ((self.starts < box[:, 1]) & (box[:, 0] < self.stops)).all(axis=1)
-        return np.flatnonzero(mask).tolist()
-
-    def chosen(self, which: npt.NDArray[Any]) -> Inventories:
-        """Some of the entries, by mask or by number."""
-        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        return Inventories(
-            manifests=tuple(map(self.manifests.__getitem__, rows.tolist())),
-            rows=self.rows[rows],
-            starts=self.starts[rows],
-            stops=self.stops[rows],
-            flags=self.flags[rows],
-            row_counts=self.row_counts[rows],
-        )
-
-    def without(self, manifests: Collection[str]) -> Inventories:
-        """Leave out the entries of some manifests."""
-        if not manifests:
-            return self
-        kept = [i for i, name in enumerate(self.manifests) if name not in manifests]
-        return self if len(kept) == len(self) else self.chosen(np.array(kept, np.int64))
-
-    def united(self, *others: Inventories) -> Inventories:
-        """Add entries, in the order of their extents."""
-        parts = [each for each in (self, *others) if len(each)]
-        if len(parts) < 2:
-            return parts[0] if parts else self
-        both = Inventories(
-            manifests=tuple(name for each in parts for name in each.manifests),
-            rows=np.concatenate([each.rows for each in parts]),
-            starts=np.concatenate([each.starts for each in parts]),
-            stops=np.concatenate([each.stops for each in parts]),
-            flags=np.concatenate([each.flags for each in parts]),
-            row_counts=np.concatenate([each.row_counts for each in parts]),
-        )
-        return both.in_order()
-
-    def in_order(self) -> Inventories:
-        """Order entries by their extents."""
-        if len(self) < 2:
-            return self
-        keys: list[npt.NDArray[Any]] = [np.array(self.manifests, "S")]
-        for d in reversed(range(self.starts.shape[1])):
-            keys += [self.stops[:, d], self.starts[:, d]]
-        return self.chosen(np.lexsort(keys))
-
-    @classmethod
-    def of(cls, entries: Sequence[InventoryEntry], ndim: int) -> Inventories:
-        """Put entries into columns, in the order of their extents."""
-        ordered = sorted(entries, key=lambda e: (e.extent, e.manifest))
-        box = np.array([e.extent for e in ordered], np.uint64).reshape(len(ordered), ndim, 2)
-        return cls(
-            manifests=tuple(e.manifest for e in ordered),
-            rows=np.array([e.row for e in ordered], np.uint64),
-            starts=box[:, :, 0],
-            stops=box[:, :, 1],
-            flags=np.array([e.flags for e in ordered], np.uint16),
-            row_counts=np.array([e.row_count for e in ordered], np.uint64),
-        )
-
-    @classmethod
-    def of_extents(cls, extents: Sequence[Extent], ndim: int) -> Inventories:
-        """Put mere extents into columns, in their order: for questions of what meets what."""
-        box = np.array(extents, np.uint64).reshape(len(extents), ndim, 2)
-        none = np.zeros(len(extents), np.uint64)
-        return cls(
-            manifests=("",) * len(extents),
-            rows=none,
-            starts=box[:, :, 0],
-            stops=box[:, :, 1],
-            flags=none.astype(np.uint16),
-            row_counts=none,
-        )
-
-
-NO_INVENTORIES = Inventories.of((), 0)
-
-
 @lru_cache(maxsize=1000)
 def _grid_and_keys(columns: ArrayColumns) -> tuple[Grid, ChunkKeys]:
     """Work out what a document says of chunks; many arrays are alike, and every session asks again."""
@@ -346,14 +171,20 @@ class Snapshot:
 
     facts: SnapshotFacts
     table: pa.Table
-    """The rows, as the structure module keeps them in memory."""
+    """The rows without their inventories, as the structure module keeps them in memory."""
+    entries: Entries
     extensions: Mapping[int, dict[str, Any]]
     manifest_sizes: Mapping[str, int]
     """Bytes of every live manifest, in the order in which the rows name them first."""
     rows_by_path: Mapping[str, int]
     rows_by_id: Mapping[int, int]
     decode_node: Callable[[Snapshot, int], Node]
-    _nodes: dict[int, Node] = field(default_factory=dict)
+    known: Mapping[int, Node] = field(default_factory=dict)
+    """By row: nodes of an earlier snapshot that have other inventories now and are the same otherwise."""
+    decoded: dict[int, Node] = field(default_factory=dict)
+    """By row: nodes that somebody has asked for."""
+    narrow_columns: list[pa.Array] = field(default_factory=list)
+    """The table's columns as a narrow file has them, once somebody has needed them."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -366,9 +197,9 @@ class Snapshot:
         return self.facts.id
 
     def _node_at(self, row: int) -> Node:
-        node = self._nodes.get(row)
+        node = self.decoded.get(row)
         if node is None:
-            node = self._nodes[row] = self.decode_node(self, row)
+            node = self.decoded[row] = self.decode_node(self, row)
         return node
 
     def find_node(self, path: str) -> Node | None:

@@ -22,8 +22,8 @@ from icechunk_arrow.core.columns import (
     indices,
     one_array,
 )
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import inventories_by_array
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
 from icechunk_arrow.core.splits import cuts
 from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_order, merge
 from icechunk_arrow.errors import InvalidInputError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.snapshot import Inventories
+    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
     from icechunk_arrow.engine.view import ArrayView
 

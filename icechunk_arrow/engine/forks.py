@@ -16,10 +16,10 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, to_numpy
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, entries_of_array, inventories_by_array
 from icechunk_arrow.core.overlaps import overlapping
 from icechunk_arrow.core.placement import place
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
 from icechunk_arrow.engine.commit import plan, write_files
 from icechunk_arrow.engine.context import new_id
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from icechunk_arrow.core.snapshot import Inventories, Snapshot
+    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.bulk import Layout
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
@@ -231,7 +232,9 @@ def _merged(
     with writer, bulk:
         for name in names:
             table = rows_of_array(context.files.read_manifest(name), node_id)
-            for batch in table.drop_columns("array_id").to_batches(chosen.slice_rows):
+            for strict in table.drop_columns("array_id").to_batches(chosen.slice_rows):
+                # a run that comes back from a file does not say of its columns that they are never null
+                batch = pa.RecordBatch.from_arrays(strict.columns, names=strict.schema.names)
                 index = coords.decode(batch.column("coord"), ndim)
                 numbers = np.zeros(batch.num_rows, np.int64)
                 bulk.add(view.node.path, view, batch, index, numbers)

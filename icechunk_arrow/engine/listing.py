@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.staging import ArrayDelta
     from icechunk_arrow.engine.view import ArrayView

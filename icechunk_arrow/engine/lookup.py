@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from icechunk_arrow.core.chunks import ChunkRef
-    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.engine.files import Files, ManifestFile
 
 __all__ = ["find_ref"]

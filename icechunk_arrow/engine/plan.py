@@ -16,6 +16,7 @@ import pyarrow as pa
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, concat_sorted, extent_of, keep_rows, rows_of_arrays
 from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.core.manifests import (
     entries_of_array,
@@ -28,7 +29,7 @@ from icechunk_arrow.core.placement import (
     place,
     place_additions,
 )
-from icechunk_arrow.core.snapshot import NO_INVENTORIES, AttributesRef, Node, SnapshotFacts
+from icechunk_arrow.core.snapshot import AttributesRef, Node, SnapshotFacts
 from icechunk_arrow.formats import attributes, live_manifests, structure, transaction
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from icechunk_arrow.core.chunk_set import ChunkSet
+    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
-    from icechunk_arrow.core.snapshot import Inventories, InventoryEntry, Snapshot
+    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.manifest_writer import WrittenManifests
     from icechunk_arrow.engine.staging import Delta
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
 from icechunk_arrow.core.conflict import chunks_of, conflicts
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.plan import UNCOMMITTED
 from icechunk_arrow.engine.runs import take_out

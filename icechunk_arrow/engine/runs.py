@@ -13,9 +13,9 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import keep_rows, rows_of_array, with_array_id
 from icechunk_arrow.core.columns import bytes_at, one_array
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import ArrayShape, limit_of, set_for_size, set_of
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
 from icechunk_arrow.core.splits import axis_of
 from icechunk_arrow.engine.bulk import Layout
 from icechunk_arrow.engine.context import new_id
@@ -25,8 +25,8 @@ from icechunk_arrow.engine.staging import Runs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.manifest_settings import ManifestSettings
-    from icechunk_arrow.core.snapshot import Inventories
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.staging import ArrayDelta, Staging
     from icechunk_arrow.engine.view import ArrayView

@@ -32,7 +32,8 @@ from icechunk_arrow.core.chunks import (
 from icechunk_arrow.core.columns import from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.core.snapshot import NO_INVENTORIES, Node
+from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.snapshot import Node
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.snapshot import Inventories, Snapshot
+    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.snapshot import Snapshot
 
 __all__ = ["ArrayDelta", "Delta", "Runs", "Staging", "settle"]
 

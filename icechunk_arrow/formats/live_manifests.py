@@ -1,4 +1,4 @@
-"""The live manifests of a snapshot, read off the inventories in its structure file's rows as columns.
+"""The live manifests of a snapshot: the column ``inventories`` of its structure file, and what it tells.
 
 Owns the questions that go from a manifest to its arrays; the way from an array to its manifests is the node's.
 """
@@ -11,15 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
+    binary_from_numpy,
     bitmap,
     from_numpy,
     from_values,
     indices,
+    offsets_of,
     one_array,
     to_numpy,
     validity,
 )
+from icechunk_arrow.core.inventories import Entries
 from icechunk_arrow.formats.layout import file_id, file_name
 
 if TYPE_CHECKING:
@@ -30,35 +34,125 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Snapshot
 
 __all__ = [
-    "ROW_COUNTS",
-    "flat_entries",
+    "check_extents",
+    "entries_column",
+    "extent_lists",
     "manifest_row_counts",
     "manifest_table",
-    "manifests_of",
-    "owner_rows",
     "ranks",
+    "read_entries",
     "tenants",
     "with_entries",
 ]
 
-ROW_COUNTS = "row_counts"
-"""The column beside the structure file's own: how many rows each inventory entry stands for."""
+_SUFFIX = np.frombuffer(file_name("").encode(), np.uint8)
 
 
-def flat_entries(table: pa.Table) -> pa.Array:
-    """All inventory entries of all nodes, one after the other."""
-    return one_array(table["inventories"]).flatten()
+def read_entries(lists: pa.Array) -> Entries:
+    """Read the column ``inventories`` of a structure file, in its wide form; row counts stand elsewhere."""
+    held = lists.flatten()
+    extents, flags = held.field("extent"), held.field("flags")
+    coded = held.field("inventory_file").dictionary_encode()
+    return Entries(
+        manifests=tuple(map(file_id, coded.dictionary.to_pylist())),
+        codes=to_numpy(coded.indices).astype(np.int64),
+        owners=to_numpy(pc.list_parent_indices(lists)).astype(np.int64),
+        rows=to_numpy(held.field("row")),
+        row_counts=np.zeros(len(held), np.uint64),
+        flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
+        ranks=to_numpy(pc.list_value_length(extents)).astype(np.int64),
+        pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),
+    )
 
 
-def manifests_of(table: pa.Table) -> list[str]:
-    """Ids of the manifests, in the order in which the rows name them first."""
-    files = flat_entries(table).field("inventory_file").dictionary_encode().dictionary
-    return [file_id(name) for name in files.to_pylist()]
+def check_extents(entries: Entries) -> None:
+    """Check what look-ups by arithmetic rely on: as many rows as there is room for, or exactly so many.
+
+    Raises
+    ------
+    ValueError
+        There is another number of rows.
+    """
+    if (entries.pairs[:, 0] >= entries.pairs[:, 1]).any():
+        raise ValueError("an inventory's extent is empty")
+    for which, boxes in entries.boxes():
+        room = (boxes[:, :, 1] - boxes[:, :, 0]).astype(np.float64).prod(axis=1)
+        counts = entries.row_counts[which]
+        dense = (entries.flags[which] & DENSE) != 0
+        if (counts > room).any() or (counts != room)[dense].any():
+            raise ValueError("an inventory's extent does not go with its number of rows")
 
 
-def owner_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """For each inventory entry, the row of its array."""
-    return to_numpy(pc.list_parent_indices(one_array(table["inventories"]))).astype(np.int64)
+def entries_column(
+    entries: Entries, valid: npt.NDArray[np.bool_], arrow_type: pa.DataType
+) -> pa.Array | None:
+    """Make the column ``inventories`` of a type; None where the type is too narrow. Groups have null."""
+    struct = arrow_type.value_type
+    rows, extents = struct.field("row").type, struct.field("extent").type
+    most = 1 << rows.bit_width
+    if len(entries) and max(int(entries.rows.max()), int(entries.pairs.max(initial=0))) >= most:
+        return None
+    children = [
+        _file_names(entries),
+        from_numpy(entries.rows, rows),
+        extent_lists(entries, extents),
+        from_numpy(entries.flags, pa.uint16()),
+    ]
+    held = pa.Array.from_buffers(struct, len(entries), [None], children=children)
+    ends = offsets_of(np.bincount(entries.owners, minlength=len(valid)))
+    buffers = [bitmap(valid), pa.py_buffer(ends)]
+    return pa.Array.from_buffers(arrow_type, len(valid), buffers, children=[held])
+
+
+def extent_lists(entries: Entries, arrow_type: pa.DataType) -> pa.Array:
+    """Make a column of the extents."""
+    pair = arrow_type.value_type
+    numbers = from_numpy(entries.pairs.reshape(-1), pair.value_type)
+    pairs = pa.Array.from_buffers(pair, len(entries.pairs), [None], children=[numbers])
+    buffers = [None, pa.py_buffer(offsets_of(entries.ranks))]
+    return pa.Array.from_buffers(arrow_type, len(entries), buffers, children=[pairs])
+
+
+def _file_names(entries: Entries) -> pa.Array:
+    """Name the manifest of each entry; all names are of one length."""
+    if not len(entries):
+        return from_values([], pa.string())
+    ids = np.array(entries.manifests, "S")
+    letters = ids.view(np.uint8).reshape(len(ids), ids.itemsize)
+    names = np.empty((len(ids), ids.itemsize + len(_SUFFIX)), np.uint8)
+    names[:, : ids.itemsize], names[:, ids.itemsize :] = letters, _SUFFIX
+    ends = offsets_of(np.full(len(entries), names.shape[1]))
+    return binary_from_numpy(ends, names[entries.codes].reshape(-1), pa.string())
+
+
+def with_entries(
+    base: Entries, ids: pa.ChunkedArray, replaced: Collection[str], added: pa.Table | None
+) -> tuple[Entries, set[int]]:
+    """Take the entries of some manifests out of a snapshot's, and put others in; tell which nodes' rows change.
+
+    ``ids`` are the nodes' ids by row, ``added`` has the columns of ``core.manifests.ENTRY_SCHEMA``. An array's
+    entries stay in the order of their extents.
+    """
+    kept = base.without(replaced)
+    touched = set() if kept is base else set(base.owners[base.of_manifests(replaced)].tolist())
+    if added is None or not added.num_rows:
+        return kept, touched
+    coded = one_array(added["manifest"]).dictionary_encode()
+    extents = one_array(added["extent"])
+    node_ids = to_numpy(ids)
+    by_id = np.argsort(node_ids)
+    owners = by_id[np.searchsorted(node_ids, to_numpy(added["array_id"]), sorter=by_id)]
+    come = Entries(
+        manifests=tuple(coded.dictionary.to_pylist()),
+        codes=to_numpy(coded.indices).astype(np.int64),
+        owners=owners,
+        rows=to_numpy(added["row"]),
+        row_counts=to_numpy(added["row_count"]),
+        flags=to_numpy(added["flags"]),
+        ranks=np.diff(to_numpy(extents.offsets)).astype(np.int64),
+        pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),
+    )
+    return kept.united(come), touched | set(owners.tolist())
 
 
 def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -66,112 +160,27 @@ def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int,
     found: dict[str, dict[int, int]] = {name: {} for name in manifests}
     if not found:
         return found
-    names = flat_entries(snapshot.table).field("inventory_file")
-    owners = to_numpy(snapshot.table["id"])[owner_rows(snapshot.table)]
-    counts = to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten())
-    wanted = from_values([file_name(name) for name in found], pa.string())
-    mask = to_numpy(pc.is_in(names, value_set=wanted))
-    chosen = names.take(indices(np.flatnonzero(mask))).to_pylist()
-    for name, owner, count in zip(
-        chosen, owners[mask].tolist(), counts[mask].tolist(), strict=True
-    ):
-        found[file_id(name)][owner] = count
+    entries = snapshot.entries
+    chosen = np.flatnonzero(entries.of_manifests(found))
+    owners = to_numpy(snapshot.table["id"])[entries.owners[chosen]]
+    names, counts = entries.codes[chosen], entries.row_counts[chosen]
+    for code, owner, count in zip(names.tolist(), owners.tolist(), counts.tolist(), strict=True):
+        found[entries.manifests[code]][owner] = count
     return found
 
 
 def ranks(snapshot: Snapshot, manifest: str) -> dict[int, int]:
     """Tell how many dimensions the arrays have that have rows in a manifest."""
-    entries = flat_entries(snapshot.table)
-    name = from_values([file_name(manifest)], pa.string())
-    rows = np.flatnonzero(to_numpy(pc.is_in(entries.field("inventory_file"), value_set=name)))
-    lengths = to_numpy(pc.list_value_length(entries.field("extent").take(indices(rows))))
-    owners = to_numpy(snapshot.table["id"])[owner_rows(snapshot.table)[rows]]
-    return dict(zip(owners.tolist(), lengths.tolist(), strict=True))
+    entries = snapshot.entries
+    chosen = np.flatnonzero(entries.of_manifests([manifest]))
+    owners = to_numpy(snapshot.table["id"])[entries.owners[chosen]]
+    return dict(zip(owners.tolist(), entries.ranks[chosen].tolist(), strict=True))
 
 
 def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:
     """Count the rows of every live manifest."""
-    coded = flat_entries(snapshot.table).field("inventory_file").dictionary_encode()
-    counts = to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten())
-    names = coded.dictionary.to_pylist()
-    codes = to_numpy(coded.indices)
-    sums = np.bincount(codes, weights=counts, minlength=len(names)).astype(np.int64)
-    return {file_id(name): count for name, count in zip(names, sums.tolist(), strict=True)}
-
-
-def with_entries(table: pa.Table, replaced: Collection[str], added: pa.Table | None) -> pa.Table:
-    """Take the entries of some manifests out of a structure's rows, and put others in.
-
-    ``added`` has the columns of ``core.manifests.ENTRY_SCHEMA``. An array's entries stay in the order of their
-    extents.
-    """
-    if not replaced and (added is None or not added.num_rows):
-        return table
-    lists = one_array(table["inventories"])
-    entries = lists.flatten()
-    counts = to_numpy(one_array(table[ROW_COUNTS]).flatten())
-    owners = owner_rows(table)
-    if replaced:
-        gone = from_values([file_name(name) for name in replaced], pa.string())
-        kept = np.flatnonzero(~to_numpy(pc.is_in(entries.field("inventory_file"), value_set=gone)))
-        entries, counts, owners = entries.take(indices(kept)), counts[kept], owners[kept]
-    if added is not None and added.num_rows:
-        ids = to_numpy(table["id"])
-        by_id = np.argsort(ids)
-        rows = by_id[np.searchsorted(ids, to_numpy(added["array_id"]), sorter=by_id)]
-        entries = pa.concat_arrays([entries, _as_entries(added, entries.type)])
-        counts = np.concatenate([counts, to_numpy(added["row_count"])])
-        owners = np.concatenate([owners, rows])
-        order = _by_owner_and_extent(entries, owners, np.unique(rows))
-        if (np.diff(order) != 1).any():
-            entries, counts, owners = entries.take(indices(order)), counts[order], owners[order]
-    offsets = np.zeros(table.num_rows + 1, np.int32)
-    np.cumsum(np.bincount(owners, minlength=table.num_rows), out=offsets[1:])
-    nulls = bitmap(validity(lists))
-    for name, child in (
-        ("inventories", entries),
-        (ROW_COUNTS, from_numpy(counts, pa.uint64())),
-    ):
-        place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
-        buffers = [nulls, pa.py_buffer(offsets)]
-        column = pa.Array.from_buffers(field.type, table.num_rows, buffers, children=[child])
-        table = table.set_column(place, field, column)
-    return table
-
-
-def _as_entries(added: pa.Table, entry_type: pa.DataType) -> pa.Array:
-    coded = one_array(added["manifest"]).dictionary_encode()
-    names = from_values([file_name(name) for name in coded.dictionary.to_pylist()], pa.string())
-    children = [
-        names.take(coded.indices),
-        one_array(added["row"]),
-        one_array(added["extent"]),
-        one_array(added["flags"]),
-    ]
-    return pa.Array.from_buffers(entry_type, added.num_rows, [None], children=children)
-
-
-def _by_owner_and_extent(
-    entries: pa.Array, owners: npt.NDArray[np.int64], touched: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Order entries by array; among those of a touched array by extent, the others stay as they were."""
-    order = np.argsort(owners, kind="stable")
-    held = owners[order]
-    several = touched[np.bincount(held)[touched] > 1]
-    places = np.flatnonzero(np.isin(held, several))
-    if not len(places):
-        return order
-    some = entries.take(indices(order[places]))
-    extents = some.field("extent")
-    ranks = to_numpy(pc.list_value_length(extents)).astype(np.int64)
-    numbers = np.zeros((len(places), 2 * int(ranks.max(initial=0))), np.uint64)
-    inside = np.arange(numbers.shape[1]) < 2 * ranks[:, None]
-    numbers[inside] = to_numpy(extents.flatten().flatten())
-    names = np.array(some.field("inventory_file").to_pylist(), "S")
-    keys = [names, *numbers.T[::-1], held[places]]
-    order[places] = order[places][np.lexsort(keys)]
-    return order
+    entries = snapshot.entries
+    return dict(zip(entries.manifests, entries.sums().tolist(), strict=True))
 
 
 MANIFEST_SCHEMA = pa.schema(
@@ -200,34 +209,26 @@ MANIFEST_SCHEMA = pa.schema(
 
 def manifest_table(snapshot: Snapshot) -> pa.Table:
     """List the live manifests, each with the arrays that it has rows of, in the order of their rows."""
-    entries = flat_entries(snapshot.table)
-    owners = owner_rows(snapshot.table)
-    coded = entries.field("inventory_file").dictionary_encode()
-    names = coded.dictionary
-    codes = to_numpy(coded.indices).astype(np.int64)
-    rows = to_numpy(entries.field("row"))
-    counts = to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten())
-    order = np.lexsort([rows, codes])
-    offsets = np.zeros(len(names) + 1, np.int32)
-    np.cumsum(np.bincount(codes, minlength=len(names)), out=offsets[1:])
-    some = indices(order)
-    children = [
-        one_array(snapshot.table["path"]).take(indices(owners[order])),
-        entries.field("row").take(some),
-        from_numpy(counts[order], pa.uint64()),
-        entries.field("extent").take(some),
-        entries.field("flags").take(some),
-    ]
+    found = snapshot.entries
+    count = len(found.manifests)
+    order = np.lexsort([found.rows, found.codes])
+    entries = found.taken(order)
+    paths = one_array(snapshot.table["path"])
     arrays_type = MANIFEST_SCHEMA.field("arrays").type
+    extent_type = arrays_type.value_type.field("extent").type
+    children = [
+        paths.take(indices(entries.owners)),
+        from_numpy(entries.rows, pa.uint64()),
+        from_numpy(entries.row_counts, pa.uint64()),
+        extent_lists(entries, extent_type),
+        from_numpy(entries.flags, pa.uint16()),
+    ]
     structs = pa.Array.from_buffers(arrays_type.value_type, len(order), [None], children=children)
+    ends = offsets_of(np.bincount(found.codes, minlength=count))
     columns = [
-        from_values([file_id(name) for name in names.to_pylist()], pa.string()),
-        from_values([snapshot.manifest_sizes[file_id(n)] for n in names.to_pylist()], pa.uint64()),
-        from_numpy(
-            np.bincount(codes, weights=counts, minlength=len(names)).astype(np.uint64), pa.uint64()
-        ),
-        pa.Array.from_buffers(
-            arrays_type, len(names), [None, pa.py_buffer(offsets)], children=[structs]
-        ),
+        from_values(found.manifests, pa.string()),
+        from_values([snapshot.manifest_sizes[name] for name in found.manifests], pa.uint64()),
+        from_numpy(found.sums(), pa.uint64()),
+        pa.Array.from_buffers(arrays_type, count, [None, pa.py_buffer(ends)], children=[structs]),
     ]
     return pa.Table.from_arrays(columns, schema=MANIFEST_SCHEMA)

@@ -3,24 +3,22 @@
 Specification: schemas/README.md#structure-file
 
 Owns the schema in both widths, the writer's settings, and the snapshot's facts in the footer. Rows are in the
-order of their paths. In memory the rows are always of the wide schema, with the row counts of the inventories
-beside them; whatever a commit does not touch goes from file to file as columns.
+order of their paths. In memory the rows are always of the wide schema, and the inventories beside them; whatever
+a commit does not touch goes from file to file as columns.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
-    bitmap,
     conform,
-    from_numpy,
     from_values,
     indices,
     one_array,
@@ -28,31 +26,22 @@ from icechunk_arrow.core.columns import (
     validity,
 )
 from icechunk_arrow.core.documents import ArrayColumns
+from icechunk_arrow.core.inventories import NO_ENTRIES, Entries
 from icechunk_arrow.core.json_values import decode_json
-from icechunk_arrow.core.snapshot import (
-    NO_INVENTORIES,
-    AttributesRef,
-    Inventories,
-    Node,
-    Snapshot,
-    SnapshotFacts,
-)
+from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats import facts as facts_format
 from icechunk_arrow.formats.layout import FileKind, file_id, file_name, key_of
 from icechunk_arrow.formats.live_manifests import (
-    ROW_COUNTS,
-    flat_entries,
-    manifests_of,
-    owner_rows,
+    check_extents,
+    entries_column,
+    read_entries,
     with_entries,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    import numpy.typing as npt
 
     from icechunk_arrow.formats.envelope import Sealed
 
@@ -149,7 +138,9 @@ def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
 
 SCHEMA = _make_schema(pa.uint16(), pa.uint16())
 WIDE_SCHEMA = _make_schema(pa.uint64(), pa.uint32())
-_MEMORY_SCHEMA = WIDE_SCHEMA.append(pa.field(ROW_COUNTS, pa.list_(pa.uint64())))
+_INVENTORIES = SCHEMA.get_field_index("inventories")
+_NARROW_NODES = SCHEMA.remove(_INVENTORIES)
+_MEMORY_SCHEMA = WIDE_SCHEMA.remove(_INVENTORIES)
 
 
 def _array_metadata(columns: ArrayColumns) -> dict[str, Any]:
@@ -186,8 +177,6 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
             ],
             _MEMORY_SCHEMA.field("attrs_reference").type,
         ),
-        "inventories": _inventory_column(nodes),
-        ROW_COUNTS: _row_count_column(nodes),
     }  # fmt: skip
     return pa.Table.from_arrays([arrays[f.name] for f in _MEMORY_SCHEMA], schema=_MEMORY_SCHEMA)
 
@@ -199,48 +188,6 @@ def _metadata_column(nodes: Sequence[Node]) -> pa.Array:
     values = [None if each is None else _array_metadata(each) for each in kinds]
     column = from_values(values, _MEMORY_SCHEMA.field("array_metadata").type)
     return column if len(kinds) == len(nodes) else column.take(indices(np.array(rows, np.int64)))
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
-
-
-def _lists(nodes: Sequence[Node], child: pa.Array, arrow_type: pa.DataType) -> pa.Array:
-    """Split a column of all nodes' inventory entries into one list per array; groups have null."""
-    offsets = np.zeros(len(nodes) + 1, np.int32)
-    np.cumsum([len(node.inventories) for node in nodes], out=offsets[1:])
-    valid = np.array([node.is_array for node in nodes], np.bool_)
-    return pa.Array.from_buffers(
-        arrow_type, len(nodes), [bitmap(valid), pa.py_buffer(offsets)], children=[child]
-    )
-
-
-def _row_count_column(nodes: Sequence[Node]) -> pa.Array:
-    counts = _joined([node.inventories.row_counts for node in nodes], np.uint64)
-    return _lists(nodes, from_numpy(counts, pa.uint64()), pa.list_(pa.uint64()))
-
-
-def _inventory_column(nodes: Sequence[Node]) -> pa.Array:
-    kinds = [node.inventories for node in nodes]
-    count = sum(len(inventories) for inventories in kinds)
-    struct_type = _MEMORY_SCHEMA.field("inventories").type.value_type
-    extents = [np.stack([i.starts, i.stops], axis=2) for i in kinds if len(i)]
-    lengths = _joined([np.full(len(i), i.starts.shape[1]) for i in kinds], np.int64)
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    numbers = from_numpy(_joined([e.reshape(-1) for e in extents], np.uint64), pa.uint64())
-    pairs = pa.Array.from_buffers(
-        pa.list_(pa.uint64(), 2), int(offsets[-1]), [None], children=[numbers]
-    )
-    extent_type = pa.list_(pa.list_(pa.uint64(), 2))
-    children = [
-        from_values([file_name(m) for i in kinds for m in i.manifests], pa.string()),
-        from_numpy(_joined([i.rows for i in kinds], np.uint64), pa.uint64()),
-        pa.Array.from_buffers(extent_type, count, [None, pa.py_buffer(offsets)], children=[pairs]),
-        from_numpy(_joined([i.flags for i in kinds], np.uint16), pa.uint16()),
-    ]
-    entries = pa.Array.from_buffers(struct_type, count, [None], children=children)
-    return _lists(nodes, entries, pa.list_(struct_type))
 
 
 def with_changes(
@@ -258,34 +205,46 @@ def with_changes(
     The entries of ``replaced`` manifests go, and ``added`` ones come. ``manifest_sizes`` names at least every
     manifest that the new snapshot refers to.
     """
-    removed = set(removed)
-    if base is None:
-        table = _rows_of(changed)
-        table = table.take(pc.sort_indices(table["path"]))
-    elif changed or removed:
-        table = _with_nodes(base.table, removed, changed)
-    else:
-        table = base.table
-    table = with_entries(table, replaced, added)
+    nodes_change = base is None or bool(changed) or bool(removed)
+    table = _rows_of(()) if base is None else base.table
+    entries = NO_ENTRIES if base is None else base.entries
+    if nodes_change:
+        table, entries = _with_nodes(table, entries, removed, changed)
+    entries, touched = with_entries(entries, table["id"], replaced, added)
+    sizes = {name: manifest_sizes[name] for name in entries.manifests}
+    if base is not None and not nodes_change:
+        return replace(
+            base,
+            facts=facts,
+            entries=entries,
+            manifest_sizes=sizes,
+            known={**base.known, **base.decoded},
+            decoded={row: node for row, node in base.decoded.items() if row not in touched},
+        )
     extensions = dict(base.extensions) if base is not None else {}
     for node in changed:
         extensions.pop(node.id, None)
         if node.extension is not None:
             extensions[node.id] = node.extension
     live = set(to_numpy(table["id"]).tolist())
-    return _snapshot(
-        table,
-        facts,
-        {i: e for i, e in extensions.items() if i in live},
-        {name: manifest_sizes[name] for name in manifests_of(table)},
-    )
+    extensions = {node_id: patch for node_id, patch in extensions.items() if node_id in live}
+    return _snapshot(table, entries, facts, extensions, sizes)
 
 
-def _with_nodes(table: pa.Table, removed: Iterable[int], changed: Sequence[Node]) -> pa.Table:
+def _with_nodes(
+    table: pa.Table, entries: Entries, removed: Iterable[int], changed: Sequence[Node]
+) -> tuple[pa.Table, Entries]:
     gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
-    kept = table.take(indices(np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))))
-    both = pa.concat_tables([kept, _rows_of(changed)]).combine_chunks()
-    return both.take(pc.sort_indices(both["path"])).combine_chunks()
+    kept = np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))
+    both = pa.concat_tables([table.take(indices(kept)), _rows_of(changed)]).combine_chunks()
+    order = pc.sort_indices(both["path"])
+    places = to_numpy(order).astype(np.int64)
+    rows = np.empty(len(places), np.int64)
+    rows[places] = np.arange(len(places))
+    moved = np.full(table.num_rows, -1)
+    moved[kept] = rows[: len(kept)]
+    come = zip(rows[len(kept) :].tolist(), (node.inventories for node in changed), strict=True)
+    return both.take(order).combine_chunks(), entries.moved(moved).united(Entries.of(come))
 
 
 def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
@@ -295,6 +254,7 @@ def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
 
 def _snapshot(
     table: pa.Table,
+    entries: Entries,
     facts: SnapshotFacts,
     extensions: Mapping[int, dict[str, Any]],
     manifest_sizes: Mapping[str, int],
@@ -302,6 +262,7 @@ def _snapshot(
     return Snapshot(
         facts=facts,
         table=table,
+        entries=entries,
         extensions=extensions,
         manifest_sizes=manifest_sizes,
         rows_by_path={path: row for row, path in enumerate(table["path"].to_pylist())},
@@ -311,22 +272,21 @@ def _snapshot(
 
 
 def _facts_json(snapshot: Snapshot) -> str:
-    references = one_array(snapshot.table["attrs_reference"]).drop_null()
+    references = one_array(snapshot.table["attrs_reference"])
+    files: list[str] = []
+    if references.null_count < len(references):
+        files = references.drop_null().field("attrs_file").unique().to_pylist()
     return facts_format.encode(
         snapshot.facts,
-        attribute_files=references.field("attrs_file").unique().to_pylist(),
-        manifest_sizes=np.array(list(snapshot.manifest_sizes.values()), np.uint64),
-        row_counts=to_numpy(one_array(snapshot.table[ROW_COUNTS]).flatten()),
+        attribute_files=files,
+        manifest_sizes=np.fromiter(snapshot.manifest_sizes.values(), np.uint64),
+        row_counts=snapshot.entries.row_counts,
     )
 
 
 def encode(snapshot: Snapshot) -> bytes:
     """Encode a snapshot as a structure file, in the documented widths if every value fits them."""
-    table = snapshot.table.drop_columns([ROW_COUNTS])
-    try:
-        table, width = _conform(table, SCHEMA), "narrow"
-    except pa.ArrowInvalid:
-        width = "wide"
+    table, width = _file_table(snapshot)
     facts = {_FACTS: _facts_json(snapshot), _WIDTH: width}
     if snapshot.extensions:
         facts[_EXTENSIONS] = json.dumps(
@@ -343,9 +303,29 @@ def encode(snapshot: Snapshot) -> bytes:
     )
 
 
-def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [conform(one_array(table[field.name]), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+def _file_table(snapshot: Snapshot) -> tuple[pa.Table, str]:
+    """Make the table that is written, and tell its width."""
+    arrays = validity(snapshot.table["array_metadata"])
+    nodes = _narrow_columns(snapshot)
+    lists = entries_column(snapshot.entries, arrays, SCHEMA.field(_INVENTORIES).type)
+    if nodes and lists is not None:
+        return pa.Table.from_arrays([*nodes, lists], schema=SCHEMA), "narrow"
+    lists = entries_column(snapshot.entries, arrays, WIDE_SCHEMA.field(_INVENTORIES).type)
+    return pa.Table.from_arrays([*snapshot.table.columns, lists], schema=WIDE_SCHEMA), "wide"
+
+
+def _narrow_columns(snapshot: Snapshot) -> list[pa.Array]:
+    """Bring the nodes into the narrow form; nothing where it has no room for them."""
+    if not snapshot.narrow_columns:
+        try:
+            snapshot.narrow_columns.extend(_conform(snapshot.table, _NARROW_NODES))
+        except pa.ArrowInvalid:
+            return []
+    return snapshot.narrow_columns
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> list[pa.Array]:
+    return [conform(one_array(table[field.name]), field.type) for field in schema]
 
 
 def decode_facts(sealed: Sealed) -> SnapshotFacts:
@@ -365,23 +345,24 @@ def decode(data: bytes, identifier: str) -> Snapshot:
     sealed, table = envelope.read_whole(data, KIND, identifier)
     facts = decode_facts(sealed)
     try:
-        table = _conform(table, WIDE_SCHEMA)
-        manifests = manifests_of(table)
+        columns = _conform(table, WIDE_SCHEMA)
+        entries = read_entries(columns[_INVENTORIES])
         extensions = _decode_extensions(sealed)
     except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
     sizes, counts = facts_format.decode_numbers(
         sealed.fact(_FACTS),
         sealed.key,
-        manifest_count=len(manifests),
-        entry_count=len(flat_entries(table)),
+        manifest_count=len(entries.manifests),
+        entry_count=len(entries),
     )
-    buffers = one_array(table["inventories"]).buffers()[:2]
-    children = [from_numpy(counts, pa.uint64())]
-    lists = pa.Array.from_buffers(pa.list_(pa.uint64()), table.num_rows, buffers, children=children)
-    table = table.append_column(_MEMORY_SCHEMA.field(ROW_COUNTS), lists)
-    sizes_by_name = dict(zip(manifests, sizes.tolist(), strict=True))
-    snapshot = _snapshot(table, facts, extensions, sizes_by_name)
+    snapshot = _snapshot(
+        pa.Table.from_arrays(columns[:_INVENTORIES], schema=_MEMORY_SCHEMA),
+        replace(entries, row_counts=counts),
+        facts,
+        extensions,
+        dict(zip(entries.manifests, sizes.tolist(), strict=True)),
+    )
     _check_rows(snapshot, sealed.key)
     return snapshot
 
@@ -411,12 +392,14 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
     for name in ("chunk_grid", "chunk_key_encoding"):
         if (arrays & ~validity(metadata.field(name))).any():
             raise _unsound(key, f"an array has no {name}")
-    lists = one_array(table["inventories"])
-    owners = owner_rows(table)
     ranks = to_numpy(pc.list_value_length(metadata.field("shape")))
-    lengths = to_numpy(pc.list_value_length(lists.flatten().field("extent")))
-    if len(owners) and (~arrays[owners] | (ranks[owners] != lengths)).any():
+    owners = snapshot.entries.owners
+    if (~arrays[owners] | (ranks[owners] != snapshot.entries.ranks)).any():
         raise _unsound(key, "an inventory's extent has another rank than its array")
+    try:
+        check_extents(snapshot.entries)
+    except ValueError as error:
+        raise _unsound(key, error) from error
 
 
 def _decode_node(snapshot: Snapshot, row: int) -> Node:
@@ -427,6 +410,9 @@ def _decode_node(snapshot: Snapshot, row: int) -> Node:
 
 
 def _node_of(snapshot: Snapshot, row: int) -> Node:
+    inventories = snapshot.entries.of_row(row)
+    if row in snapshot.known:
+        return replace(snapshot.known[row], inventories=inventories)
     line = snapshot.table.slice(row, 1)
     node_id = line["id"][0].as_py()
     found = line["array_metadata"][0].as_py()
@@ -440,7 +426,7 @@ def _node_of(snapshot: Snapshot, row: int) -> Node:
         if reference is None
         else AttributesRef(identifier=file_id(reference["attrs_file"]), row=reference["row"]),
         extension=snapshot.extensions.get(node_id),
-        inventories=NO_INVENTORIES if found is None else _inventories(line, len(found["shape"])),
+        inventories=inventories,
     )
 
 
@@ -457,34 +443,3 @@ def _array_columns(found: Mapping[str, Any]) -> ArrayColumns:
         separator=found["chunk_key_encoding"]["configuration"]["separator"],
         codecs=tuple((c["name"], c["configuration"]) for c in found["codecs"] or ()),
     )
-
-
-def _inventories(line: pa.Table, ndim: int) -> Inventories:
-    entries = line["inventories"].chunk(0).flatten()
-    if not len(entries):
-        return NO_INVENTORIES
-    pairs = entries.field("extent").flatten().flatten()
-    flags = entries.field("flags")
-    box = to_numpy(pairs).reshape(len(entries), ndim, 2)
-    found = Inventories(
-        manifests=tuple(file_id(name) for name in entries.field("inventory_file").to_pylist()),
-        rows=to_numpy(entries.field("row")),
-        starts=box[:, :, 0],
-        stops=box[:, :, 1],
-        flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
-        row_counts=to_numpy(line[ROW_COUNTS].chunk(0).flatten()),
-    )
-    _check_extents(found)
-    if ndim and (found.starts[1:, 0] < found.starts[:-1, 0]).any():
-        return found.in_order()  # look-ups rely on it
-    return found
-
-
-def _check_extents(found: Inventories) -> None:
-    """Check what look-ups by arithmetic rely on: as many rows as there is room for, or exactly so many."""
-    if (found.starts >= found.stops).any():
-        raise ValueError("an inventory's extent is empty")
-    room = (found.stops - found.starts).astype(np.float64).prod(axis=1)
-    dense = (found.flags & DENSE) != 0
-    if (found.row_counts > room).any() or (found.row_counts != room)[dense].any():
-        raise ValueError("an inventory's extent does not go with its number of rows")

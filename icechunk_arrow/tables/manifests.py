@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL
 from icechunk_arrow.core.columns import (
     from_numpy,
@@ -23,8 +22,7 @@ from icechunk_arrow.core.columns import (
 )
 from icechunk_arrow.core.packing import ArrayFacts, choose_set
 from icechunk_arrow.core.placement import limit_of, set_for_size
-from icechunk_arrow.formats.layout import file_id
-from icechunk_arrow.formats.live_manifests import ROW_COUNTS, flat_entries, owner_rows
+from icechunk_arrow.formats.live_manifests import extent_lists
 from icechunk_arrow.tables.columns import extents, int64, lists_of, repeated, table_of
 from icechunk_arrow.tables.nodes import grid_chunk_counts
 from icechunk_arrow.tables.schemas import EXTENT, FACTS
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Entries", "entries_of", "manifest_table"]
 
 _LARGEST = 2**63 - 1
+_PAIRS = pa.list_(pa.list_(pa.uint64(), 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,22 +68,18 @@ class Entries:
 
 def entries_of(snapshot: Snapshot) -> Entries:
     """Read the inventory entries of a snapshot."""
-    entries = flat_entries(snapshot.table)
-    owners = owner_rows(snapshot.table)
-    coded = entries.field("inventory_file").dictionary_encode()
-    flags = entries.field("flags")
-    pairs = entries.field("extent")
+    found = snapshot.entries
     return Entries(
-        manifests=tuple(map(file_id, coded.dictionary.to_pylist())),
-        codes=to_numpy(coded.indices).astype(np.int64),
-        owners=owners,
-        node_ids=to_numpy(snapshot.table["id"]).astype(np.int64)[owners],
-        paths=one_array(snapshot.table["path"]).take(indices(owners)),
-        rows=to_numpy(int64(entries.field("row"))),
-        row_counts=to_numpy(int64(one_array(snapshot.table[ROW_COUNTS]).flatten())),
-        flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
-        extents=extents(pairs),
-        ranks=to_numpy(pc.list_value_length(pairs)).astype(np.int64),
+        manifests=found.manifests,
+        codes=found.codes,
+        owners=found.owners,
+        node_ids=to_numpy(snapshot.table["id"]).astype(np.int64)[found.owners],
+        paths=one_array(snapshot.table["path"]).take(indices(found.owners)),
+        rows=to_numpy(int64(from_numpy(found.rows, pa.uint64()))),
+        row_counts=to_numpy(int64(from_numpy(found.row_counts, pa.uint64()))),
+        flags=found.flags,
+        extents=extents(extent_lists(found, _PAIRS)),
+        ranks=found.ranks,
     )
 
 

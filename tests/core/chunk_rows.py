@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, ChunkRef, volume
 from icechunk_arrow.core.columns import from_values
-from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from tests.formats.kinds import ID
 from tests.refs import table_of_refs
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.snapshot import Inventories
+from icechunk_arrow.core.inventories import Inventories
 from tests.core.chunk_rows import (
     Place,
     binary,

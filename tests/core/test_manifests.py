@@ -20,7 +20,7 @@ from icechunk_arrow.core.chunks import (
     rows_of_arrays,
     volume,
 )
-from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from tests.core.chunk_rows import (
     Place,
     binary,

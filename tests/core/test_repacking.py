@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from icechunk_arrow.core import placement, repacking
 from icechunk_arrow.core.chunks import concat_sorted
+from icechunk_arrow.core.inventories import Inventories
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe, inventories_by_array
 from icechunk_arrow.core.placement import ArrayShape, groups_of, limit_of
 from icechunk_arrow.core.repacking import meeting, plan_repacking
-from icechunk_arrow.core.snapshot import Inventories
 from tests.core.chunk_rows import Place, boxes, meets, places_of, table_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from icechunk_arrow import InvalidInputError, Repository, RepositoryConfig, Stor
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
-from icechunk_arrow.core.snapshot import Inventories, InventoryEntry
+from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from icechunk_arrow.engine import joining
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files

@@ -8,14 +8,9 @@ from typing import Any
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.documents import split_document
+from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
-from icechunk_arrow.core.snapshot import (
-    Inventories,
-    InventoryEntry,
-    Node,
-    Snapshot,
-    SnapshotFacts,
-)
+from icechunk_arrow.core.snapshot import Node, Snapshot, SnapshotFacts
 from icechunk_arrow.formats import structure
 from tests.core.zarr_documents import plain
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.documents import same_json
-from icechunk_arrow.core.snapshot import NO_INVENTORIES
+from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.formats import attributes, manifest, structure, transaction
 from tests.formats import strategies
 

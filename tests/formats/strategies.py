@@ -12,16 +12,9 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, volume
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
+from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
-from icechunk_arrow.core.snapshot import (
-    AttributesRef,
-    Inventories,
-    InventoryEntry,
-    Node,
-    Snapshot,
-    SnapshotFacts,
-    SnapshotInfo,
-)
+from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts, SnapshotInfo
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.refs import RefEntry
 from icechunk_arrow.formats.state import State

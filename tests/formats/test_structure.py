@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.snapshot import AttributesRef, Inventories, Node
+from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.snapshot import AttributesRef, Node
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope, live_manifests, structure
 from icechunk_arrow.formats.layout import FileKind
@@ -188,7 +189,7 @@ def test_rows_stand_in_the_order_of_paths() -> None:
 def test_a_thousand_manifests_stay_small() -> None:
     """What grows with the number of manifests is packed: near 30 kB for a thousand."""
     from icechunk_arrow.core.ids import encode_id
-    from icechunk_arrow.core.snapshot import InventoryEntry
+    from icechunk_arrow.core.inventories import InventoryEntry
 
     held = [
         InventoryEntry(
