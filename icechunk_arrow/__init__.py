@@ -41,7 +41,7 @@ from icechunk_arrow.errors import (
     UnsupportedFormatError,
 )
 from icechunk_arrow.repository import Repository
-from icechunk_arrow.session import Session
+from icechunk_arrow.session import ForkSession, Session
 from icechunk_arrow.storage.settings import StorageSettings
 from icechunk_arrow.zarr import IcechunkStore, VirtualChunkSpec
 
@@ -61,6 +61,7 @@ __all__ = [
     "ConflictType",
     "CorruptFileError",
     "Diff",
+    "ForkSession",
     "FormatError",
     "IcechunkArrowError",
     "IcechunkStore",

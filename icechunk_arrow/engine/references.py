@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Index = npt.NDArray[np.uint64]
 
-__all__ = ["REFERENCES", "Faults", "Values", "stage_references", "stage_rows"]
+__all__ = ["REFERENCES", "Faults", "Values", "stage_rows"]
 
 _TEXTS = frozenset({"location", "etag"})
 """Texts of some types cannot be brought in order by Arrow."""
@@ -67,31 +67,6 @@ class Values:
     def known(self) -> frozenset[str]:
         """Columns that are not the numbers of a dimension."""
         return frozenset({"path", "index", *self.needed, *self.optional})
-
-
-def stage_references(
-    get_array: Callable[[str], ArrayView],
-    array_path: str | None,
-    source: Any,
-    *,
-    layout_of: Callable[[ArrayView], Layout],
-    writer: ManifestWriter,
-    duplicates: str = "error",
-    settings: BulkSettings = _SETTINGS,
-    name_row: Callable[[int], str] = by_number,
-) -> list[StagedReferences]:
-    """Check references to byte ranges, and stage them: see :func:`stage_rows`."""
-    return stage_rows(
-        get_array,
-        array_path,
-        source,
-        REFERENCES,
-        layout_of=layout_of,
-        writer=writer,
-        duplicates=duplicates,
-        settings=settings,
-        name_row=name_row,
-    )
 
 
 def stage_rows(

@@ -6,7 +6,7 @@
 """
 
 from icechunk_arrow.spark.attaching import Attached, attach, detach, refresh
-from icechunk_arrow.spark.chunk_rows import write_chunks, write_references
+from icechunk_arrow.spark.entries import write_chunks, write_references
 from icechunk_arrow.spark.targets import WriteResult
 from icechunk_arrow.spark.tasks import TaskTotals
 

@@ -105,7 +105,7 @@ def make_tiny(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "LOGGED_COORDS", 3)
     patch.setattr(session, "_MOST_ENTRIES", 8)
     patch.setattr(session, "_ENTRIES_CHECKED", 3)
-    defaults = references.stage_references.__kwdefaults__
+    defaults = references.stage_rows.__kwdefaults__
     assert defaults is not None
     patch.setitem(defaults, "settings", BULK)
 

@@ -17,7 +17,7 @@ from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.snapshot import Node
 from icechunk_arrow.engine.bulk import BulkSettings, Layout
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
-from icechunk_arrow.engine.references import stage_references
+from icechunk_arrow.engine.references import REFERENCES, stage_rows
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.storage.memory import MemoryStorage
@@ -108,10 +108,11 @@ class BulkPlace:
         """Make one bulk write."""
         ids = count()
         writer = ManifestWriter(self.storage, lambda: encode_id(next(ids).to_bytes(12, "big")))
-        return stage_references(
+        return stage_rows(
             self.get_array,
             path,
             source,
+            REFERENCES,
             layout_of=lambda _: Layout(limit=self.limit, axis=self.axis),
             writer=writer,
             settings=self.settings,
