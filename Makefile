@@ -9,7 +9,7 @@ SUITES  ?= tests
 export ICECHUNK_ARROW_CACHE = $(abspath $(CACHE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-newest lint format schemas bench clean
+.PHONY: help demo test test-all test-newest lint format schemas notebooks bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ format: $(READY) ## Format the code
 
 schemas: $(READY) ## Write the published schemas anew
 	$(BIN)/python -m icechunk_arrow.engine.published
+
+notebooks: $(READY) ## Run the notebooks, and keep what they show
+	$(BIN)/python -m tests.notebooks notebooks/*.ipynb
 
 bench: ## Benchmarks against peers, in the newest Python's environment
 	$(eval NEWEST := $(shell $(PYTHON) .ci/newest_python.py))

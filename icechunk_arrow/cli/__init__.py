@@ -1,0 +1,1 @@
+"""The command ``icechunk-arrow``: repositories from a shell. ``entry`` is where it begins."""

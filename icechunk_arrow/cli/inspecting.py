@@ -1,0 +1,165 @@
+"""The command that runs a query of the inspection library by its name, and lists what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from pyarrow import csv
+
+from icechunk_arrow.cli.consoles import working
+from icechunk_arrow.cli.failures import query_failures
+from icechunk_arrow.cli.options import (
+    AsOf,
+    Branch,
+    Format,
+    FormatOption,
+    Output,
+    SnapshotId,
+    StorageOptions,
+    Tag,
+    open_repository,
+    pairs,
+    selected,
+)
+from icechunk_arrow.cli.output import emit, text_table
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.tables.inspections import OBSERVED, find_inspection, inspection_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from icechunk_arrow.repository import Repository
+
+__all__ = ["Parameters", "emit_inspection", "emit_inspections", "inspect"]
+
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        "-p",
+        metavar="KEY=VALUE",
+        help="A parameter of the inspection, as path=/t2m. May be repeated. Where it is a table of files, name a "
+        ".parquet, .csv or .arrow file.",
+    ),
+]
+
+
+def inspect(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The repository: a path or URL.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="An inspection; without it, all are listed."),
+    ] = None,
+    parameters: Parameters = None,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: SnapshotId = None,
+    as_of: AsOf = None,
+    form: FormatOption = Format.TABLE,
+    output: Output = None,
+    storage_option: StorageOptions = None,
+) -> None:
+    """Ask a question that is answered already: gaps, sizes, growth, who refers to a bucket, and others.
+
+    `icechunk-arrow inspect` lists them with their parameters; other formats than table say all of each.
+    """
+    repository = None if url is None else open_repository(url, storage_option)
+    if repository is None or name is None:
+        if parameters:
+            raise typer.BadParameter("name an inspection, too", param_hint="--param")
+        emit_inspections(form, output)
+    else:
+        which = selected(branch, tag, snapshot, as_of)
+        emit_inspection(repository, name, parameters, which, form, output)
+
+
+def emit_inspections(form: Format, output: Path | None = None) -> None:
+    """List the inspections; for people the names of parameters will do."""
+    found = inspection_table()
+    if form is Format.TABLE:
+        lines = [
+            {
+                "name": row["name"],
+                "purpose": row["purpose"],
+                "parameters": ", ".join(each.partition(" ")[0] for each in row["parameters"]),
+            }
+            for row in found.to_pylist()
+        ]
+        found = text_table(lines)
+    emit(found, form, output)
+
+
+def emit_inspection(
+    repository: Repository,
+    name: str,
+    parameters: list[str] | None,
+    which: dict[str, Any],
+    form: Format,
+    output: Path | None,
+) -> None:
+    """Run an inspection of a snapshot, and write its rows."""
+    kinds = {each.name: each.kind for each in find_inspection(name).parameters}
+    given = {
+        key: _READ.get(kinds.get(key, ""), str)(text)
+        for key, text in pairs(parameters, "--param").items()
+    }
+    with query_failures(f"the inspection {name}"):
+        with working(f"inspecting {repository.url}: {name}"):
+            found = repository.inspect(name, **which, **given)
+        emit(found, form, output)
+
+
+def _number(text: str) -> int | str:
+    """Read a number; what is none goes on as it is, and the library says what it has to be."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _files(text: str) -> pa.Table:
+    """Read a table of files that were found."""
+    readers: dict[str, Callable[[str], pa.Table]] = {
+        ".parquet": _read_parquet,
+        ".csv": _read_csv,
+        ".arrow": _read_arrow,
+    }
+    read = readers.get(Path(text).suffix)
+    if read is None:
+        raise InvalidInputError(
+            f"{text!r} is none of {', '.join(readers)}, which a table is read from"
+        )
+    try:
+        return read(text)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInputError(f"{text} cannot be read: {error}") from error
+
+
+def _read_parquet(text: str) -> pa.Table:
+    with pq.ParquetFile(text) as file:
+        return file.read()
+
+
+def _read_csv(text: str) -> pa.Table:
+    """Read CSV; an etag of digits alone is a text all the same."""
+    types = {field.name: field.type for field in OBSERVED}
+    return csv.read_csv(text, convert_options=csv.ConvertOptions(column_types=types))
+
+
+def _read_arrow(text: str) -> pa.Table:
+    with pa.OSFile(text) as file, pa.ipc.open_stream(file) as reader:
+        return reader.read_all()
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "integer": _number,
+    "dimension": _number,
+    "table": _files,
+}
+"""How the text of a parameter becomes its value, by its kind; others are texts."""

@@ -1,0 +1,246 @@
+"""Rows as people and programs want them: a table, JSON, CSV, Parquet or Arrow.
+
+Rows come in batches and go on at once, so that an answer of any size needs little memory. Tables for people are the
+exception: they have a limit, and say so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from contextlib import contextmanager
+from datetime import date, datetime, time
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from icechunk_arrow.cli.consoles import console_on, harmless, say, working
+from icechunk_arrow.cli.options import Format
+from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+__all__ = [
+    "Rows",
+    "cell",
+    "emit",
+    "emit_text",
+    "opened",
+    "plain",
+    "print_on",
+    "rich_table",
+    "text_table",
+]
+
+_MOST_ROWS = 1000
+_BINARY = {Format.PARQUET, Format.ARROW}
+
+
+class Rows(Protocol):
+    """Rows that come in batches; the end is ``StopIteration``."""
+
+    schema: pa.Schema
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        """Give the next rows."""
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON has: times as ISO 8601, bytes as hexadecimal digits, no number as null."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case bytes():
+            return value.hex()
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal() if value.is_finite():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case dict():
+            return {str(key): plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case _:
+            return str(value)
+
+
+def cell(value: Any) -> str:
+    """Write a value into a cell of a table or of a CSV file; null is empty."""
+    found = plain(value)
+    if found is None:
+        return ""
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def emit(rows: pa.Table | Rows, form: Format, output: Path | None = None) -> None:
+    """Write rows to standard output or into a file."""
+    if output is None and form in _BINARY and sys.stdout.isatty():
+        raise InvalidInputError(
+            f"{form.value} is not for a terminal; name a file with --output, or pipe it on"
+        )
+    reader = rows.to_reader() if isinstance(rows, pa.Table) else rows
+    with opened(output) as sink:
+        try:
+            _WRITERS[form](reader, sink)
+        except pa.ArrowNotImplementedError as error:
+            raise InvalidInputError(
+                f"{form.value} cannot hold these rows ({error}); cast the column, or choose another format"
+            ) from error
+
+
+def text_table(rows: list[dict[str, str]]) -> pa.Table:
+    """Make a table of texts."""
+    names = list(rows[0])
+    columns = [from_values([row[name] for row in rows], pa.string()) for name in names]
+    return pa.Table.from_arrays(columns, names)
+
+
+def emit_text(text: str, output: Path | None = None) -> None:
+    """Write a text to standard output or into a file."""
+    with opened(output) as sink:
+        sink.write(text.encode("utf-8", "replace"))
+
+
+@contextmanager
+def opened(output: Path | None) -> Iterator[BinaryIO]:
+    """Open where data goes; a file is there when all of it is written, and not before."""
+    if output is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    whole = output if output.exists() and not output.is_file() else None  # a pipe or device
+    place = whole or output.with_name(f".{output.name}.part")
+    try:
+        with place.open("wb") as file:
+            yield file
+        if whole is None:
+            place.replace(output)
+    except BaseException as error:
+        if whole is None:
+            place.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, IcechunkArrowError):
+            raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def _columns(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _batches(reader: Rows) -> Iterator[pa.RecordBatch]:
+    """Give the batches; on a terminal it shows how many rows there were so far.
+
+    A query that fails on the way raises an error of Arrow's, and no ``OSError`` as if the output were at fault.
+    """
+    count = 0
+    with working("writing rows") as tell:
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            except OSError as error:
+                raise pa.ArrowException(str(error)) from error
+            yield batch
+            count += batch.num_rows
+            tell(f"{count:,}")
+
+
+def _rows(reader: Rows) -> Iterator[tuple[Any, ...]]:
+    return (row for batch in _batches(reader) for row in _columns(batch))
+
+
+def _write_json(reader: Rows, sink: BinaryIO) -> None:
+    names = reader.schema.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(
+            f"several columns are named {twice[0]!r}, of which JSON keeps one; name them apart with AS"
+        )
+    before = b"[\n"
+    for row in _rows(reader):
+        found = dict(zip(names, map(plain, row), strict=True))
+        sink.write(before + json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        before = b",\n"
+    sink.write(b"[]\n" if before == b"[\n" else b"\n]\n")
+
+
+def _write_csv(reader: Rows, sink: BinaryIO) -> None:
+    text = io.TextIOWrapper(sink, encoding="utf-8", newline="", write_through=False)
+    try:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(reader.schema.names)
+        writer.writerows(map(cell, row) for row in _rows(reader))
+        text.flush()
+    finally:
+        text.detach()
+
+
+def _write_parquet(reader: Rows, sink: BinaryIO) -> None:
+    with pq.ParquetWriter(sink, reader.schema) as writer:
+        for batch in _batches(reader):
+            writer.write_batch(batch)
+
+
+def _write_arrow(reader: Rows, sink: BinaryIO) -> None:
+    with pa.ipc.new_stream(sink, reader.schema) as writer:
+        for batch in _batches(reader):
+            writer.write_batch(batch)
+
+
+def _write_table(reader: Rows, sink: BinaryIO) -> None:
+    found = _rows(reader)
+    rows = list(islice(found, _MOST_ROWS))
+    more = next(found, None) is not None
+    del found  # what it shows on the terminal ends with it
+    print_on(sink, rich_table(reader.schema, rows))
+    if more:
+        say(f"these are the first {_MOST_ROWS:,} rows; the other formats write all")
+
+
+def rich_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> Table:
+    """Lay rows out for people; numbers stand at the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for field in schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        justify: Any = "right" if number or pa.types.is_decimal(field.type) else "left"
+        table.add_column(Text(harmless(field.name)), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(harmless(cell(value))) for value in row))
+    return table
+
+
+def print_on(sink: BinaryIO, what: RenderableType) -> None:
+    """Write something for people; on a terminal with its width and colours."""
+    text = io.TextIOWrapper(sink, encoding="utf-8", errors="replace", write_through=True)
+    try:
+        console_on(text).print(what)
+        text.flush()
+    finally:
+        text.detach()
+
+
+_WRITERS = {
+    Format.TABLE: _write_table,
+    Format.JSON: _write_json,
+    Format.CSV: _write_csv,
+    Format.PARQUET: _write_parquet,
+    Format.ARROW: _write_arrow,
+}
