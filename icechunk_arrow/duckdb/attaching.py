@@ -6,7 +6,6 @@ views of one state or of another. What the views say is in ``definitions``.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from icechunk_arrow.duckdb.private import new_files
 from icechunk_arrow.duckdb.quoting import identifier, text
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from icechunk_arrow.repository import Repository
+from icechunk_arrow.tables.attaching import Attached, context_of, members_of
 from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
@@ -27,24 +26,13 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.storage.table_files import TableFiles
-
-    Place = str | os.PathLike[str] | Repository
+    from icechunk_arrow.tables.attaching import Place
 
 __all__ = ["Attached", "attach", "context_of", "detach", "refresh"]
 
 _MARK = "_attached"
 _live: WeakValueDictionary[str, _Attachment] = WeakValueDictionary()
 """Attachments by the token that stands in their schema; DuckDB itself keeps them, by its file systems."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """What a schema shows now."""
-
-    name: str
-    """The schema."""
-    snapshots: Mapping[str, str]
-    """The snapshot of each repository, by its name; of a single one by its URL."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -110,39 +98,44 @@ def attach(
     ------
     AlreadyExistsError
         There is a schema of this name.
+    InvalidInputError
+        A database of this connection has this name: DuckDB does not tell the two apart.
+    CorruptFileError
+        A manifest has gone from a local disk. Elsewhere the query that needs it says so.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidInputError(f"{name!r} cannot name a schema; give some text")
     selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    several = _is_mapping(repository)
-    places: dict[str, Any] = dict(repository) if several else {"": repository}  # type: ignore[arg-type]
-    if not places:
-        raise InvalidInputError("there is no repository to attach; name at least one")
-    members = []
-    for number, (label, place) in enumerate(places.items()):
-        context = context_of(place, storage_options)
-        members.append(
-            _Member(
-                name=label if several else context.storage.url,
-                prefix=f"_{number}_" if several else "",
-                context=context,
-                files=new_files(context.storage),
-            )
+    found = members_of(repository, storage_options)
+    members = [
+        _Member(
+            name=label,
+            prefix=f"_{number}_" if found.united else "",
+            context=context,
+            files=new_files(context.storage),
         )
-    attachment = _Attachment(name=name, selection=selection, members=members, united=several)
+        for number, (label, context) in enumerate(found.contexts.items())
+    ]
+    attachment = _Attachment(name=name, selection=selection, members=members, united=found.united)
     for member in members:
         member.files.keeper = attachment
         con.register_filesystem(member.files)
     try:
-        _define(con, attachment, create=True)
+        [(database,)] = con.execute("SELECT current_database()").fetchall()
+        _define(con, attachment, identifier(database, name), create=True)
     except BaseException as error:
         for member in members:
             con.unregister_filesystem(member.files.protocol)
-        if f'Schema with name "{name}" already exists' not in str(error):
-            raise
-        raise AlreadyExistsError(
-            f"there is a schema {name!r} in this connection; choose another name, or detach it first"
-        ) from error
+        if f'Schema with name "{name}" already exists' in str(error):
+            raise AlreadyExistsError(
+                f"there is a schema {name!r} in this connection; choose another name, or detach it first"
+            ) from error
+        if "Ambiguous reference to catalog or schema" in str(error):
+            raise InvalidInputError(
+                f"a database of this connection is called {name!r}, and DuckDB does not tell a schema from it; "
+                f"choose another name"
+            ) from error
+        raise
     _live[attachment.token] = attachment
     return attachment.attached()
 
@@ -152,53 +145,46 @@ def refresh(con: Any, name: str = "icechunk") -> Attached:
 
     Queries that are under way go on with what they began with.
     """
-    attachment = _find(con, name)
+    schema, attachment = _find(con, name)
     if attachment is None:
         raise InvalidInputError(
             f"the schema {name!r} was attached by another process, which knows where its files are; detach "
             f"it, and attach it again"
         )
-    _define(con, attachment, create=False)
+    _define(con, attachment, schema, create=False)
     return attachment.attached()
 
 
 def detach(con: Any, name: str = "icechunk") -> None:
     """Remove a schema that :func:`attach` made, with all that is in it."""
-    attachment = _find(con, name)
-    con.execute(f"DROP SCHEMA {identifier(name)} CASCADE")
+    schema, attachment = _find(con, name)
+    con.execute(f"DROP SCHEMA {schema} CASCADE")
     if attachment is not None:
         for member in attachment.members:
             con.unregister_filesystem(member.files.protocol)
         _live.pop(attachment.token, None)
 
 
-def _is_mapping(value: object) -> bool:
-    return not isinstance(value, str | os.PathLike | Repository) and hasattr(value, "keys")
+def _find(con: Any, name: str) -> tuple[str, _Attachment | None]:
+    """Find a schema, quoted, and its attachment; None where another process made it.
 
-
-def context_of(place: Any, storage_options: Mapping[str, Any] | None) -> Context:
-    """Open a repository, or take one that is open."""
-    if isinstance(place, Repository):
-        if storage_options is not None:
-            raise InvalidInputError("storage_options go with a URL; a repository is open already")
-        return place._context  # noqa: SLF001  (the engine's parts are no matter for those who use it)
-    return Repository.open(place, storage_options)._context  # noqa: SLF001
-
-
-def _find(con: Any, name: str) -> _Attachment | None:
-    """Find the attachment of a schema; None where another process made it."""
+    One of the database in use comes before those of others.
+    """
     known = con.execute(
-        "SELECT 1 FROM duckdb_views() WHERE schema_name = ? AND view_name = ?", [name, _MARK]
+        "SELECT database_name, schema_name FROM duckdb_views() WHERE lower(schema_name) = lower(?) "
+        "AND view_name = ? ORDER BY database_name = current_database() DESC, database_name LIMIT 1",
+        [name, _MARK],
     ).fetchall()
     if not known:
         raise NotFoundError(f"there is no schema {name!r} that icechunk_arrow.duckdb.attach made")
-    [(token,)] = con.execute(f"SELECT token FROM {identifier(name)}.{_MARK}").fetchall()
+    schema = identifier(*known[0])
+    [(token,)] = con.execute(f"SELECT token FROM {schema}.{_MARK}").fetchall()
     attachment = _live.get(token)
     if attachment is None or not all(
         con.filesystem_is_registered(member.files.protocol) for member in attachment.members
     ):
-        return None
-    return attachment
+        return schema, None
+    return schema, attachment
 
 
 @contextmanager
@@ -218,20 +204,20 @@ def _transaction(con: Any) -> Iterator[None]:
     con.execute("COMMIT")
 
 
-def _define(con: Any, attachment: _Attachment, *, create: bool) -> None:
+def _define(con: Any, attachment: _Attachment, schema: str, *, create: bool) -> None:
     """Make or replace everything in a schema."""
-    schema = attachment.name
-    statements = [f"CREATE SCHEMA {identifier(schema)}"] if create else []
+    statements = [f"CREATE SCHEMA {schema}"] if create else []
     statements += shared_statements(schema)
     found = [attachment.selection.resolve(member.context) for member in attachment.members]
     for member, snapshot_id in zip(attachment.members, found, strict=True):
         prepared = prepare(member.files, member.context, snapshot_id)
+        member.files.check(prepared.source.start)
         statements += prepared.statements(schema, member.prefix)
     if attachment.united:
         prefixes = {member.name: member.prefix for member in attachment.members}
         statements += union_statements(schema, prefixes)
     statements.append(
-        f"CREATE OR REPLACE VIEW {identifier(schema)}.{_MARK} AS SELECT {text(attachment.token)} AS token"
+        f"CREATE OR REPLACE VIEW {schema}.{_MARK} AS SELECT {text(attachment.token)} AS token"
     )
     with _transaction(con), ExitStack() as stack:
         for member in attachment.members:

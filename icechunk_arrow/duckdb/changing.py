@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.duckdb.definitions import (
     Places,
     change_query,
@@ -18,13 +15,15 @@ from icechunk_arrow.duckdb.private import arrow_table, connection, new_files
 from icechunk_arrow.duckdb.quoting import text
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.table_files import FileGroup
-from icechunk_arrow.tables.differences import node_changes, own_manifests
+from icechunk_arrow.tables.differences import later_paths, node_changes, own_manifests
 from icechunk_arrow.tables.manifests import entries_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.scans import plan_some_scans
 from icechunk_arrow.tables.schemas import CHANGES
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.tables.scans import Scan
@@ -32,17 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["change_table", "later_paths"]
 
 _SCHEMA = "main"
-_PATHS = pa.schema([("node_id", pa.int64()), ("path", pa.string())])
-
-
-def later_paths(snapshot: Snapshot, after: Snapshot) -> pa.Table:
-    """Give each node of a snapshot the path that it has in a later one; one that is gone keeps its own."""
-    paths = []
-    for node_id, row in snapshot.rows_by_id.items():
-        later = after.rows_by_id.get(node_id)
-        paths.append(snapshot.paths[row] if later is None else after.paths[later])
-    ids = from_values(list(snapshot.rows_by_id), pa.int64())
-    return pa.Table.from_arrays([ids, from_values(paths, pa.string())], schema=_PATHS)
 
 
 class _OwnFiles(Places):

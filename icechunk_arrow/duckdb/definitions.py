@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_arrow.duckdb.quoting import identifier, text
 from icechunk_arrow.sql_texts import fill, statement
+from icechunk_arrow.tables.scans import kind_and_location
 from icechunk_arrow.tables.schemas import FACTS, OVER_CHUNKS
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_COLUMNS",
-    "MACROS",
     "RUN_COLUMNS",
     "VIEWS",
     "Places",
@@ -39,15 +39,12 @@ __all__ = [
 ]
 
 VIEWS = (*FACTS, *OVER_CHUNKS)
-MACROS = ("coord_encode", "coord_decode", "chunk_of", "chunks_in", "changes")
-"""What people call."""
 _SHARED = {
     name: name if name.startswith(("_", "coord")) else "_" + name
     for name in (
         *("coord_encode", "coord_decode", "decode_text"),
         *("decode_1", "decode_2", "decode_3", "decode_4"),
-        *("_word", "_cut", "_bits", "_head", "_bits2", "_bits3"),
-        *("_rest", "_any", "_any_of_three"),
+        *("_word", "_rest", "_bits2", "_bits3", "_cut"),
     )
 }
 """Macros that are the same whatever the repository."""
@@ -112,8 +109,12 @@ class Source(Places):
 
 
 def names_in(schema: str, prefix: str = "") -> dict[str, str]:
-    """Say what stands for each name of the SQL texts, with a prefix for what is one repository's own."""
-    start = identifier(schema) + "."
+    """Say what stands for each name of the SQL texts, with a prefix for what is one repository's own.
+
+    Here and below ``schema`` is quoted. With the name of its database before it macros work whatever database is in
+    use, and where the database has the same name.
+    """
+    start = schema + "."
     own = {name.removeprefix("_"): start + identifier(prefix + name) for name in _OWN}
     return own | {name: start + identifier(macro) for name, macro in _SHARED.items()}
 
@@ -150,31 +151,9 @@ def no_rows(columns: Sequence[tuple[str, str]]) -> str:
 # -- scans
 
 
-def _is_virtual(column: str) -> str:
-    """Tell a virtual chunk's file from a native one; the length decides nearly always."""
-    return f"(strlen({column}) <> 20 OR contains({column}, '/') OR contains({column}, ':'))"
-
-
-def _kind_and_location(scan: Scan, root: str) -> tuple[str, str]:
-    native = f"{text(root + '/c/')} || chunk_file"
-    virtual = _is_virtual("chunk_file")
-    if scan.has_native and scan.has_virtual:
-        kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
-        location = f"CASE WHEN {virtual} THEN chunk_file ELSE {native} END"
-    elif scan.has_native:
-        kind, location = "'native'", native
-    elif scan.has_virtual:
-        kind, location = "'virtual'", "chunk_file"
-    else:
-        return "'inline'", "NULL::VARCHAR"
-    if scan.has_inline:
-        kind = f"CASE WHEN chunk_file IS NULL THEN 'inline' ELSE {kind} END"
-    return kind, location
-
-
 def _scan_sql(scan: Scan, source: Places, more: str = "") -> str:
     """Read the manifests of one scan, with more columns before the others."""
-    kind, location = _kind_and_location(scan, source.root)
+    kind, location = kind_and_location(scan, text(source.root + "/c/"), "strlen")
     node_id = "array_id::BIGINT" if scan.owner is None else f"{scan.owner.node_id}::BIGINT"
     return (
         f"SELECT {more}{node_id} AS node_id, coord, {kind} AS kind, {location} AS location, "
@@ -277,10 +256,14 @@ def repository_statements(
     source: Source,
     together: Sequence[Scan],
     by_array: Sequence[Scan],
+    *,
     prefix: str = "",
+    grid_runs: bool,
 ) -> Iterator[str]:
-    """Make the relations and macros of one repository; its entries and grid runs are there already."""
+    """Make the relations and macros of one repository; its entries are there already, and grid runs if any."""
     names = names_in(schema, prefix) | {"snapshot": text(source.snapshot)}
+    if not grid_runs:
+        names["grid_runs"] = f"({no_rows(RUN_COLUMNS)})"
     names |= {
         "manifest_rows": f"({rows_sql(together, source)})",
         "chunk_rows": f"({_chunk_rows_sql(by_array, source, names)})",

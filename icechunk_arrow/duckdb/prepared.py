@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from icechunk_arrow.core.chunks import HAS_CHECKS
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.duckdb.changing import change_table
 from icechunk_arrow.duckdb.definitions import (
-    ENTRY_COLUMNS,
-    RUN_COLUMNS,
     Source,
     names_in,
     repository_statements,
 )
 from icechunk_arrow.duckdb.quoting import text
 from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.storage.table_files import FileGroup, TableFiles, local_path
 from icechunk_arrow.tables.entries import entry_table, grid_run_table
 from icechunk_arrow.tables.facts import fact_table
@@ -42,9 +42,10 @@ __all__ = ["FileSource", "Prepared", "prepare"]
 
 _OWN_SCANS = 8
 """So many arrays are read apart from the others: each costs the opening of a file in every query's planning."""
-_CHANGES = "changes"
-_HELD = {"entries": ENTRY_COLUMNS, "grid_runs": RUN_COLUMNS}
-"""What the connection holds as tables of its own, because nearly every query joins it."""
+_CHANGES, _ENTRIES, _RUNS = "changes", "entries", "grid_runs"
+_MANIFESTS = "manifests-"
+_EVERY_COLUMN = schema_of(HAS_CHECKS)
+"""Whatever a view asks of a manifest; each type becomes the view's own."""
 
 
 class FileSource(Source):
@@ -82,19 +83,26 @@ class Prepared:
     source: FileSource
     together: Sequence[Scan]
     by_array: Sequence[Scan]
-    filled: Collection[str]
-    """Which of the tables that the connection holds have rows."""
+    held: Collection[str]
+    """What the connection gets as tables of its own, because nearly every query joins it."""
 
     def statements(self, schema: str, prefix: str = "") -> Iterator[str]:
         """Make the relations and macros of this repository in a schema."""
         names = names_in(schema, prefix)
-        for name, columns in _HELD.items():
-            listed = ", ".join(f'"{each}" {kind}' for each, kind in columns)
-            yield f"CREATE OR REPLACE TABLE {names[name]} ({listed})"
-            if name in self.filled:
-                file = text(self.source.start + name)
-                yield f"INSERT INTO {names[name]} FROM read_parquet({file}, hive_partitioning = false)"
-        yield from repository_statements(schema, self.source, self.together, self.by_array, prefix)
+        for name in self.held:
+            file = text(self.source.start + name)
+            yield (
+                f"CREATE OR REPLACE TABLE {names[name]} AS "
+                f"FROM read_parquet({file}, hive_partitioning = false)"
+            )
+        yield from repository_statements(
+            schema,
+            self.source,
+            self.together,
+            self.by_array,
+            prefix=prefix,
+            grid_runs=_RUNS in self.held,
+        )
 
 
 def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
@@ -103,7 +111,7 @@ def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
     entries = entries_of(snapshot)
     together = plan_scans(entries)
     by_array = plan_scans_by_array(entries, most_arrays=_OWN_SCANS)
-    scans = {scan: f"manifests-{number}" for number, scan in enumerate({*together, *by_array})}
+    scans = {scan: f"{_MANIFESTS}{number}" for number, scan in enumerate({*together, *by_array})}
     keys = {each: key_of(FileKind.MANIFEST, each) for each in entries.manifests}
     owner = f"the snapshot {snapshot_id}"
     groups = {
@@ -114,6 +122,7 @@ def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
         for scan, name in scans.items()
     }
 
+    folder = local_path(context.storage, "")
     held: dict[str, bytes] = {}
 
     def make(name: str, describing: bool) -> bytes:
@@ -122,21 +131,23 @@ def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
         return _described(name) if describing else parquet_of(_made(context, snapshot_id, name))
 
     start = files.add_generation(groups, make)
-    folder = local_path(context.storage, "")
     place = start if folder is None else folder
-    names = [place + key for key in keys.values()]
-    tables = {"entries": entry_table(entries, names), "grid_runs": grid_run_table(snapshot)}
-    held.update((name, parquet_of(table)) for name, table in tables.items() if table.num_rows)
+    held[_ENTRIES] = parquet_of(entry_table(entries, [place + key for key in keys.values()]))
+    runs = grid_run_table(snapshot)
+    if runs.num_rows:
+        held[_RUNS] = parquet_of(runs)
     return Prepared(
         source=FileSource(start, snapshot_id, root_uri(context.storage.url), scans),
         together=together,
         by_array=by_array,
-        filled=held.keys(),
+        held=held.keys(),
     )
 
 
 @cache
 def _described(name: str) -> bytes:
+    if name.startswith(_MANIFESTS):
+        return parquet_of(empty_table(_EVERY_COLUMN))
     return parquet_of(empty_table(CHANGES if name.startswith(_CHANGES) else FACTS[name]))
 
 

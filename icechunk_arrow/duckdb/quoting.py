@@ -12,9 +12,9 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _WILD = re.compile(r"([*?\[])")
 
 
-def identifier(name: str) -> str:
-    """Quote the name of a schema or relation."""
-    return '"' + name.replace('"', '""') + '"'
+def identifier(*names: str) -> str:
+    """Quote the name of a schema or relation; several are each within the one before."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def text(value: str) -> str:

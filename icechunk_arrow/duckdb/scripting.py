@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.duckdb.attaching import context_of
-from icechunk_arrow.duckdb.changing import later_paths
 from icechunk_arrow.duckdb.definitions import (
     ENTRY_COLUMNS,
     RUN_COLUMNS,
@@ -27,14 +25,15 @@ from icechunk_arrow.duckdb.quoting import identifier, literal, plain_pattern, te
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.differences import NODE_CHANGES, node_changes, own_manifests
+from icechunk_arrow.tables.attaching import context_of
+from icechunk_arrow.tables.differences import NODE_CHANGES, later_paths, node_changes, own_manifests
 from icechunk_arrow.tables.entries import entry_table, grid_run_table
 from icechunk_arrow.tables.facts import fact_table
 from icechunk_arrow.tables.manifests import entries_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.scans import plan_scans, plan_scans_by_array, plan_some_scans
 from icechunk_arrow.tables.schemas import FACTS
-from icechunk_arrow.tables.selection import Selection, find_named
+from icechunk_arrow.tables.selection import Selection, find_earlier
 
 if TYPE_CHECKING:
     import os
@@ -97,15 +96,14 @@ def sql_script(
         )
     found = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).resolve(context)
     snapshot = context.files.read_snapshot(found)
-    parent = snapshot.facts.parent_id or found
-    before = context.files.read_snapshot(parent if since is None else find_named(context, since))
+    before = context.files.read_snapshot(find_earlier(context, found, since))
     lines = [
         f"-- snapshot {found} of {json.dumps(context.storage.url)}",
         "-- made by icechunk_arrow; read by DuckDB alone, such as: duckdb my.db < this.sql",
         "BEGIN TRANSACTION",
         f"CREATE SCHEMA {identifier(name)}",
-        *shared_statements(name),
-        *_Script(context, name, snapshot, before).statements(),
+        *shared_statements(identifier(name)),
+        *_Script(context, identifier(name), snapshot, before).statements(),
         "COMMIT",
         "",
     ]
@@ -126,7 +124,7 @@ class _Script(Source):
         self._names = names_in(schema)
 
     def _own(self, name: str) -> str:
-        return f"{identifier(self._schema)}.{identifier('_' + name)}"
+        return f"{self._schema}.{identifier('_' + name)}"
 
     def _path(self, kind: FileKind, identifier_: str) -> str:
         return f"{self._context.storage.url.rstrip('/')}/{key_of(kind, identifier_)}"
@@ -168,7 +166,9 @@ class _Script(Source):
         entries = entries_of(self._after)
         files = [self._path(FileKind.MANIFEST, each) for each in entries.manifests]
         yield from _filled(self._names["entries"], ENTRY_COLUMNS, entry_table(entries, files))
-        yield from _filled(self._names["grid_runs"], RUN_COLUMNS, grid_run_table(self._after))
+        runs = grid_run_table(self._after)
+        if runs.num_rows:
+            yield from _filled(self._names["grid_runs"], RUN_COLUMNS, runs)
         for name, schema in FACTS.items():
             if name != "operations":
                 table = fact_table(self._context, name, self.snapshot)
@@ -179,6 +179,7 @@ class _Script(Source):
             self,
             plan_scans(entries),
             plan_scans_by_array(entries, most_arrays=_OWN_SCANS),
+            grid_runs=runs.num_rows > 0,
         )
 
     def _change_statements(self) -> Iterator[str]:

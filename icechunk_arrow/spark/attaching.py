@@ -1,61 +1,43 @@
 """Temporary views in somebody's Spark session that are the tables of one repository or several.
 
-Owns what stands in the session and how it comes and goes. What the views say is in ``relations``.
+Owns what stands in the session and how it comes and goes. What the views say is in ``definitions``, how Spark is
+given files and rows in ``making``.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.duckdb.attaching import context_of
 from icechunk_arrow.engine.context import new_id
-from icechunk_arrow.errors import (
-    AlreadyExistsError,
-    CorruptFileError,
-    InvalidInputError,
-    NotFoundError,
+from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from icechunk_arrow.spark.definitions import (
+    coordinate_statements,
+    define,
+    drop_statements,
+    names_of,
+    view_name,
 )
-from icechunk_arrow.repository import Repository
-from icechunk_arrow.spark.quoting import identifier, is_readable, text
-from icechunk_arrow.spark.relations import (
-    FUNCTIONS,
-    Relations,
-    function_names,
-    function_statements,
-    listing_here,
-)
-from icechunk_arrow.tables.places import root_uri
+from icechunk_arrow.spark.making import SessionMaker, check_place, naming_gone_files
+from icechunk_arrow.spark.quoting import text
+from icechunk_arrow.spark.relations import make_relations
+from icechunk_arrow.tables.attaching import Attached, members_of
 from icechunk_arrow.tables.schemas import TABLES
-from icechunk_arrow.tables.selection import Selection, find_named
+from icechunk_arrow.tables.selection import Selection, find_earlier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.tables.attaching import Members, Place
 
-    Place = str | os.PathLike[str] | Repository
-
-__all__ = ["Attached", "attach", "detach", "refresh"]
+__all__ = ["Attached", "attach", "check_name", "detach", "refresh"]
 
 _MARK = "attached"
-_GONE = "PATH_NOT_FOUND"
+_OWN_SCANS = 32
+"""So many arrays are read apart from the others: a condition on the path then leaves out all but one."""
 _known: dict[str, _Attachment] = {}
 """Attachments by the token that stands in a view of the session, which other handles of it see too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """What the views of a name show now."""
-
-    name: str
-    """What the views' names begin with."""
-    snapshots: Mapping[str, str]
-    """The snapshot of each repository, by its name; of a single one by its URL."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,8 +45,7 @@ class _Attachment:
     name: str
     selection: Selection
     since: str | None
-    contexts: Mapping[str, Context]
-    united: bool
+    members: Members
     token: str = field(default_factory=new_id)
 
 
@@ -83,8 +64,9 @@ def attach(
     """Make temporary views that are the tables of a snapshot, read off its live files by Spark.
 
     The views are ``<name>_nodes``, ``_chunks``, ``_arrays``, ``_manifests``, ``_files``, ``_snapshots``, ``_refs``,
-    ``_operations``, ``_config`` and ``_changes``; the functions ``<name>_coord_encode`` and ``_coord_decode``. They
-    show the same snapshot until :func:`refresh`. Tables without chunks, the history's too, are made at once.
+    ``_operations``, ``_config`` and ``_changes``; the functions ``<name>_coord_encode``, ``_coord_decode``,
+    ``_chunk_of`` and ``_chunks_in``. They show the same snapshot until :func:`refresh`. Tables without chunks, the
+    history's too, are made at once.
 
     Parameters
     ----------
@@ -111,21 +93,12 @@ def attach(
     CorruptFileError
         A manifest has gone.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InvalidInputError(
-            f"{name!r} cannot begin names of views; give letters, digits and underscores"
-        )
-    several = not isinstance(repository, str | os.PathLike | Repository)
-    places: Mapping[str, Any] = repository if several else {"": repository}  # type: ignore[assignment]
-    contexts = {label: context_of(place, storage_options) for label, place in dict(places).items()}
-    if not contexts:
-        raise InvalidInputError("there is no repository to attach; name at least one")
-    for context in contexts.values():
-        _check_place(context.storage.url)
-    if not several:
-        contexts = {context.storage.url: context for context in contexts.values()}
+    check_name(name)
+    members = members_of(repository, storage_options)
+    for context in members.contexts.values():
+        check_place(context.storage.url)
     for table in (*TABLES, _MARK):
-        if spark.catalog.tableExists(_view(name, table)):
+        if spark.catalog.tableExists(view_name(name, table)):
             raise AlreadyExistsError(
                 f"there is a table or view {name}_{table} in this session; choose another name, or detach "
                 f"it first"
@@ -134,8 +107,7 @@ def attach(
         name=name,
         selection=Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
         since=since,
-        contexts=contexts,
-        united=several,
+        members=members,
     )
     attached = _define(spark, attachment)
     _known[attachment.token] = attachment
@@ -161,79 +133,41 @@ def detach(spark: Any, name: str = "icechunk") -> None:
     token = _token(spark, name)
     for table in (*TABLES, _MARK):
         spark.catalog.dropTempView(f"{name}_{table}")
-    for each in FUNCTIONS:
-        spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {function_names(name)[each]}")
+    for statement in drop_statements(name):
+        spark.sql(statement)
     _known.pop(token, None)
 
 
-def _check_place(url: str) -> None:
-    if url.startswith("memory:"):
+def check_name(name: Any) -> None:
+    """Refuse what no view can be called."""
+    if not isinstance(name, str) or not name.isidentifier():
         raise InvalidInputError(
-            f"{url} is in the memory of this process, where Spark cannot read it"
+            f"{name!r} cannot begin names of views; give letters, digits and underscores"
         )
-    if not is_readable(root_uri(url)):
-        raise InvalidInputError(
-            f"Spark cannot read files below {url}, which has a colon and one of *?[]{{}}\\; rename one of "
-            f"the folders, or link to it by another name"
-        )
-
-
-def _view(name: str, table: str) -> str:
-    return identifier(f"{name}_{table}")
 
 
 def _token(spark: Any, name: str) -> str:
-    if not isinstance(name, str) or not spark.catalog.tableExists(_view(name, _MARK)):
+    if not isinstance(name, str) or not spark.catalog.tableExists(view_name(name, _MARK)):
         raise NotFoundError(f"there are no views {name!r} that icechunk_arrow.spark.attach made")
-    token: str = spark.table(_view(name, _MARK)).first()[0]
+    token: str = spark.table(view_name(name, _MARK)).first()[0]
     return token
 
 
 def _define(spark: Any, attachment: _Attachment) -> Attached:
-    """Make or replace all views, after every one of them is known to be good."""
-    name = attachment.name
-    snapshots, found = {}, []
-    for statement in function_statements(name):
-        spark.sql(statement)
-    with ExitStack() as stack:
-        stack.enter_context(listing_here(spark))
-        for label, context in attachment.contexts.items():
-            snapshot_id = snapshots[label] = attachment.selection.resolve(context)
-            stack.enter_context(_errors(context, snapshot_id))
-            relations = Relations(spark, context, snapshot_id, function_names(name))
-            stack.callback(relations.close)
-            parent = relations.snapshot.facts.parent_id or snapshot_id
-            since = parent if attachment.since is None else find_named(context, attachment.since)
-            tables = relations.tables(context.files.read_snapshot(since))
-            if attachment.united:
-                column = f"{text(label)} AS repository"
-                tables = {each: frame.selectExpr(column, "*") for each, frame in tables.items()}
-            found.append(tables)
-        frames = {
-            table: reduce(lambda left, right: left.unionAll(right), (each[table] for each in found))
-            for table in TABLES
-        }
-        for frame in frames.values():
-            _ = frame.schema  # a remote session looks at a frame only when it is asked
-        for table, frame in frames.items():
-            frame.createOrReplaceTempView(_view(name, table))
-    mark = spark.sql(f"SELECT {text(attachment.token)} AS token")
-    mark.createOrReplaceTempView(_view(name, _MARK))
+    """Make or replace all views, after all files are known to be there."""
+    name, members = attachment.name, attachment.members
+    snapshots, tables, known = {}, {}, {}
+    with SessionMaker(spark) as maker:
+        for statement in coordinate_statements(name):
+            maker.run(statement)
+        for label, context in members.contexts.items():
+            found = snapshots[label] = attachment.selection.resolve(context)
+            before = find_earlier(context, found, attachment.since)
+            with naming_gone_files(context, found):
+                made = make_relations(
+                    maker, context, found, before, names_of(name), own_scans=_OWN_SCANS
+                )
+            tables[label], known[label] = made.tables, made.known
+        define(maker, name, tables, known, united=members.united)
+        maker.view(view_name(name, _MARK), f"SELECT {text(attachment.token)} AS token")
     return Attached(name=name, snapshots=snapshots)
-
-
-@contextmanager
-def _errors(context: Context, snapshot_id: str) -> Iterator[None]:
-    """Say of a file that has gone which snapshot needs it."""
-    from pyspark.errors import AnalysisException  # noqa: PLC0415  (an extra, and slow to import)
-
-    try:
-        yield
-    except AnalysisException as error:
-        if error.getCondition() != _GONE:
-            raise
-        path = (error.getMessageParameters() or {}).get("path", "a manifest")
-        raise CorruptFileError(
-            f"{path} has gone, which the snapshot {snapshot_id} of {context.storage.url} needs: a file "
-            f"that was collected as garbage, or removed by somebody; attach a newer snapshot"
-        ) from error

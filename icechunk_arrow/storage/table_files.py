@@ -5,7 +5,7 @@ manifests nor tables: names, sizes and contents are given.
 
 An engine lists a name before it opens it. So a name may stand for a group of files; that is where files that have
 gone are noticed, before a row is read. Files on a local disk are given under their own paths, and the engine reads
-them itself.
+them itself. While views are made only columns matter: no object is looked at for that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError
 from icechunk_arrow.storage.local import LocalStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Storage
 
@@ -54,11 +54,6 @@ class FileGroup:
     """Bytes of each object, by key."""
     owner: str
     """What they belong to, for messages: ``snapshot VY76P925PRY57WFEK410``."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The objects' keys, in order."""
-        return tuple(self.sizes)
 
 
 class TableFiles(AbstractFileSystem):  # type: ignore[misc]
@@ -98,8 +93,8 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
     ) -> str:
         """Add a state, and give what its names begin with.
 
-        ``groups`` are found by the rest of a name. Of any other name ``make`` gives the content, or with True one
-        that has the same columns and no rows.
+        ``groups`` are found by the rest of a name. Of any other name ``make`` gives the content; with True, and of
+        groups too, one that has the same columns and no rows.
         """
         with self._lock:
             number = next(reversed(self._groups), 0) + 1
@@ -124,7 +119,7 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
 
     @contextmanager
     def describing(self) -> Iterator[None]:
-        """Within this block the calling thread sees made files without rows: their columns cost nothing."""
+        """Within this block the calling thread sees files without rows: their columns cost nothing."""
         self._local.describing = True
         try:
             yield
@@ -133,6 +128,15 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def _is_describing(self) -> bool:
         return getattr(self._local, "describing", False)
+
+    def check(self, start: str) -> None:
+        """Find files of a state on a local disk that have gone, or are not what they were.
+
+        Elsewhere nothing is asked: it would take a request for each, and reading them will tell.
+        """
+        local = local_path(self.storage, "")
+        if local is not None:
+            _check_local(local, self._groups[self._parsed(start)[0]].values())
 
     # -- what an engine asks
 
@@ -149,12 +153,12 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         with self._reported():
             number, rest = self._parsed(path)
             group = self._groups[number].get(rest)
-            if group is None:
+            if group is None or self._is_describing():
                 return [path]
             local = local_path(self.storage, "")
             if local is None:
                 return [self._name(number, key) for key in group.sizes]
-            _check_local(local, group)
+            _check_local(local, [group])
             return [local + key for key in group.sizes]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
@@ -250,26 +254,30 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
                 self._tail_bytes -= len(self._tails.popitem(last=False)[1])
 
 
-def _check_local(root: str, group: FileGroup) -> None:
+def _check_local(root: str, groups: Iterable[FileGroup]) -> None:
     """Find files that have gone, or are not what they were, before anything is read of the others.
 
     Symbolic links are not followed: they could lead out of the repository.
     """
-    folders = {os.path.dirname(key) for key in group.sizes}  # noqa: PTH120
-    for folder in folders:
-        if stat.S_ISLNK(os.lstat(root + folder).st_mode):
+    owners: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for group in groups:
+        owners.update(dict.fromkeys(group.sizes, group.owner))
+        sizes.update(group.sizes)
+    for folder in {key.rpartition("/")[0] for key in sizes}:
+        if os.path.islink(root + folder):  # noqa: PTH114
             raise CorruptFileError(
                 f"{root}{folder} is a symbolic link, which is not followed below a repository",
                 key=folder,
             )
-    for key, size in group.sizes.items():
+    for key, size in sizes.items():
         try:
             found = os.lstat(root + key)
         except FileNotFoundError as error:
-            raise _gone(key, group.owner, root) from error
+            raise _gone(key, owners[key], root) from error
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             raise CorruptFileError(
-                f"{root}{key} of {group.owner} is damaged: it should be a file of {size} bytes. Restore it "
+                f"{root}{key} of {owners[key]} is damaged: it should be a file of {size} bytes. Restore it "
                 f"from a copy.",
                 key=key,
             )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.files import Files
 
-__all__ = ["NODE_CHANGES", "node_changes", "own_manifests"]
+__all__ = ["NODE_CHANGES", "later_paths", "node_changes", "own_manifests"]
 
 NODE_CHANGES = pa.schema(
     [
@@ -30,10 +30,22 @@ NODE_CHANGES = pa.schema(
     ]
 )
 
+_PATHS = pa.schema([("node_id", pa.int64()), ("path", pa.string())])
+
 
 def own_manifests(snapshot: Snapshot, other: Snapshot) -> list[str]:
     """Manifests that one snapshot has and the other has not."""
     return [name for name in snapshot.manifest_sizes if name not in other.manifest_sizes]
+
+
+def later_paths(snapshot: Snapshot, after: Snapshot) -> pa.Table:
+    """Give each node of a snapshot the path that it has in a later one; one that is gone keeps its own."""
+    paths = []
+    for node_id, row in snapshot.rows_by_id.items():
+        later = after.rows_by_id.get(node_id)
+        paths.append(snapshot.paths[row] if later is None else after.paths[later])
+    ids = from_values(list(snapshot.rows_by_id), pa.int64())
+    return pa.Table.from_arrays([ids, from_values(paths, pa.string())], schema=_PATHS)
 
 
 def node_changes(files: Files, before: Snapshot, after: Snapshot) -> pa.Table:

@@ -11,7 +11,7 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.tables.columns import repeated
 from icechunk_arrow.tables.facts import fact_table
 from icechunk_arrow.tables.schemas import FACTS, TABLES, with_repository
-from icechunk_arrow.tables.selection import find_named
+from icechunk_arrow.tables.selection import find_earlier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,9 +34,7 @@ def read_table(context: Context, name: str, snapshot_id: str, since: str | None 
     if name == "changes":
         from icechunk_arrow.duckdb.changing import change_table  # noqa: PLC0415
 
-        parent = context.files.read_snapshot(snapshot_id).facts.parent_id
-        before = find_named(context, since) if since is not None else parent or snapshot_id
-        return change_table(context, before, snapshot_id)
+        return change_table(context, find_earlier(context, snapshot_id, since), snapshot_id)
     from icechunk_arrow.duckdb.over_chunks import chunk_table  # noqa: PLC0415
 
     return chunk_table(context, name, snapshot_id)

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.tables.manifests import Entries
 
-__all__ = ["Owner", "Scan", "plan_scans", "plan_scans_by_array", "plan_some_scans"]
+__all__ = [
+    "Owner",
+    "Scan",
+    "kind_and_location",
+    "plan_scans",
+    "plan_scans_by_array",
+    "plan_some_scans",
+]
 
 _FORM = WIDE | HAS_CHECKS | HAS_CRC
 _CONTENTS = HAS_INLINE | HAS_NATIVE | HAS_VIRTUAL
@@ -101,6 +108,28 @@ def plan_scans_by_array(entries: Entries, *, most_arrays: int) -> tuple[Scan, ..
         )
         scans += _grouped(entries, chosen, ranks, owner)
     return (*scans, *_grouped(entries, left, ranks))
+
+
+def kind_and_location(scan: Scan, folder: str, byte_length: str) -> tuple[str, str]:
+    """Write as SQL of which kind a row's chunk is, and the URI of its file.
+
+    ``folder`` is what URIs of native chunks begin with, as the engine quotes a text; ``byte_length`` its function
+    for the length of a text: that tells a native chunk's file from a virtual one nearly always.
+    """
+    virtual = f"({byte_length}(chunk_file) <> 20 OR contains(chunk_file, '/') OR contains(chunk_file, ':'))"
+    native = f"{folder} || chunk_file"
+    if scan.has_native and scan.has_virtual:
+        kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
+        location = f"CASE WHEN {virtual} THEN chunk_file ELSE {native} END"
+    elif scan.has_native:
+        kind, location = "'native'", native
+    elif scan.has_virtual:
+        kind, location = "'virtual'", "chunk_file"
+    else:
+        return "'inline'", "CAST(NULL AS STRING)"
+    if scan.has_inline:
+        kind = f"CASE WHEN chunk_file IS NULL THEN 'inline' ELSE {kind} END"
+    return kind, location
 
 
 def _grouped(

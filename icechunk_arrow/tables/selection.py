@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["Selection", "find_named"]
+__all__ = ["Selection", "find_earlier", "find_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Selection:
 
     def resolve(self, context: Context) -> str:
         """Find the id of the snapshot in one repository."""
-        named = self.branch or self.tag or self.snapshot_id
+        named = (self.branch, self.tag, self.snapshot_id) != (None, None, None)
         found = resolve(
             context,
             branch=self.branch if named else MAIN,
@@ -39,6 +39,13 @@ class Selection:
         )
         context.files.read_snapshot(found)
         return found
+
+
+def find_earlier(context: Context, snapshot_id: str, since: str | None) -> str:
+    """Find the snapshot that ``changes`` compares with: the one named, else the parent, else itself."""
+    if since is not None:
+        return find_named(context, since)
+    return context.files.read_snapshot(snapshot_id).facts.parent_id or snapshot_id
 
 
 def find_named(context: Context, name: str) -> str:

@@ -1,34 +1,38 @@
 -- purpose:    the bytes of a chunk coordinate: what the column coord holds, and what the files are sorted by
 -- engines:    Spark
 -- parameters: indices  an array with the chunk's index along each dimension, from 0 to 2^62-1
--- columns:    a function that gives a BINARY; an index that cannot be is an error
+-- columns:    a function that gives a BINARY; an index that cannot be is an error, and so are more than 16
 -- A call with constants becomes a constant before files are read, so comparisons of coord with it skip row groups.
--- Spark computes no lambda while it plans, so eight dimensions are written out; with more, nothing is skipped.
-CREATE OR REPLACE TEMPORARY FUNCTION {index_digits}(i BIGINT) RETURNS STRING RETURN
+-- Spark computes no lambda while it plans, nor takes one of a function's result: so dimensions are written out. It
+-- copies an argument to wherever it stands, so it stands in few places: what marks the width of an index is looked up
+-- by how many bits the index has.
+CREATE OR REPLACE TEMPORARY FUNCTION {coord_octets}(indices ARRAY<BIGINT>, marks ARRAY<BIGINT>) RETURNS BINARY RETURN
 CASE
-    WHEN i BETWEEN 0 AND 63 THEN lpad(hex(i), 2, '0')
-    WHEN i BETWEEN 64 AND 16383 THEN hex(i + 16384)
-    WHEN i BETWEEN 16384 AND 1073741823 THEN hex(i + 2147483648)
-    WHEN i BETWEEN 1073741824 AND 4611686018427387903 THEN hex(i - 4611686018427387904)
-    ELSE raise_error(concat(
-        'a chunk index is a number from 0 to 4611686018427387903, not ', coalesce(cast(i AS STRING), 'null')))
+    WHEN size(indices) > 16
+    THEN raise_error(concat('Spark encodes up to 16 indices, not ', cast(size(indices) AS STRING)))
+    WHEN array_min(indices) < 0 OR array_max(indices) > 4611686018427387903
+        OR size(array_intersect(indices, array(CAST(NULL AS BIGINT)))) > 0
+    THEN raise_error(concat(
+        'a chunk index is a number from 0 to 4611686018427387903, which not all of these are: ',
+        array_join(indices, ', ', 'null')))
+    WHEN indices IS NOT NULL THEN concat(
+        coalesce(unhex(hex(get(indices, 0) + get(marks, length(bin(get(indices, 0)))))), X''),
+        coalesce(unhex(hex(get(indices, 1) + get(marks, length(bin(get(indices, 1)))))), X''),
+        coalesce(unhex(hex(get(indices, 2) + get(marks, length(bin(get(indices, 2)))))), X''),
+        coalesce(unhex(hex(get(indices, 3) + get(marks, length(bin(get(indices, 3)))))), X''),
+        coalesce(unhex(hex(get(indices, 4) + get(marks, length(bin(get(indices, 4)))))), X''),
+        coalesce(unhex(hex(get(indices, 5) + get(marks, length(bin(get(indices, 5)))))), X''),
+        coalesce(unhex(hex(get(indices, 6) + get(marks, length(bin(get(indices, 6)))))), X''),
+        coalesce(unhex(hex(get(indices, 7) + get(marks, length(bin(get(indices, 7)))))), X''),
+        coalesce(unhex(hex(get(indices, 8) + get(marks, length(bin(get(indices, 8)))))), X''),
+        coalesce(unhex(hex(get(indices, 9) + get(marks, length(bin(get(indices, 9)))))), X''),
+        coalesce(unhex(hex(get(indices, 10) + get(marks, length(bin(get(indices, 10)))))), X''),
+        coalesce(unhex(hex(get(indices, 11) + get(marks, length(bin(get(indices, 11)))))), X''),
+        coalesce(unhex(hex(get(indices, 12) + get(marks, length(bin(get(indices, 12)))))), X''),
+        coalesce(unhex(hex(get(indices, 13) + get(marks, length(bin(get(indices, 13)))))), X''),
+        coalesce(unhex(hex(get(indices, 14) + get(marks, length(bin(get(indices, 14)))))), X''),
+        coalesce(unhex(hex(get(indices, 15) + get(marks, length(bin(get(indices, 15)))))), X''))
 END;
 CREATE OR REPLACE TEMPORARY FUNCTION {coord_encode}(indices ARRAY<BIGINT>) RETURNS BINARY RETURN
-unhex(CASE WHEN size(indices) <= 8 THEN concat(
-    CASE WHEN size(indices) > 0 THEN {index_digits}(get(indices, 0)) ELSE '' END,
-    CASE WHEN size(indices) > 1 THEN {index_digits}(get(indices, 1)) ELSE '' END,
-    CASE WHEN size(indices) > 2 THEN {index_digits}(get(indices, 2)) ELSE '' END,
-    CASE WHEN size(indices) > 3 THEN {index_digits}(get(indices, 3)) ELSE '' END,
-    CASE WHEN size(indices) > 4 THEN {index_digits}(get(indices, 4)) ELSE '' END,
-    CASE WHEN size(indices) > 5 THEN {index_digits}(get(indices, 5)) ELSE '' END,
-    CASE WHEN size(indices) > 6 THEN {index_digits}(get(indices, 6)) ELSE '' END,
-    CASE WHEN size(indices) > 7 THEN {index_digits}(get(indices, 7)) ELSE '' END)
-WHEN size(indices) > 8 THEN array_join(transform(indices, i -> CASE
-    WHEN i BETWEEN 0 AND 63 THEN lpad(hex(i), 2, '0')
-    WHEN i BETWEEN 64 AND 16383 THEN hex(i + 16384)
-    WHEN i BETWEEN 16384 AND 1073741823 THEN hex(i + 2147483648)
-    WHEN i BETWEEN 1073741824 AND 4611686018427387903 THEN hex(i - 4611686018427387904)
-    ELSE raise_error(concat(
-        'a chunk index is a number from 0 to 4611686018427387903, not ', coalesce(cast(i AS STRING), 'null')))
-END), '')
-END)
+{coord_octets}(indices, flatten(array(
+    array_repeat(0L, 7), array_repeat(16384L, 8), array_repeat(2147483648L, 16), array_repeat(-4611686018427387904L, 32))))

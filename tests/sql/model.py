@@ -128,6 +128,11 @@ class Model:
             ].as_py()
         return None if data is None else data.decode()
 
+    def attribute_files(self, snapshot: str) -> set[str]:
+        """Names of the files with large attributes."""
+        references = [row["attrs_reference"] for row in self._structure(snapshot)]
+        return {each["attrs_file"] for each in references if each is not None}
+
     def _rows(self, snapshot: str) -> list[Row]:
         """Every chunk, with its bytes where they are inline."""
         found = []
@@ -255,7 +260,8 @@ class Model:
         found: Row = json.loads(self._footer(snapshot)[b"icechunk.snapshot"])
         return found
 
-    def _history(self, snapshot: str) -> list[str]:
+    def history(self, snapshot: str) -> list[str]:
+        """Ids of a snapshot and all before it, newest first."""
         found = [snapshot]
         while history := self._facts(found[-1])["short_term_history"]:
             found.append(history[0]["id"])
@@ -263,7 +269,7 @@ class Model:
 
     def snapshots(self, snapshot: str) -> list[Row]:
         found = []
-        for each, parent in pairwise([*self._history(snapshot), None]):
+        for each, parent in pairwise([*self.history(snapshot), None]):
             assert each is not None
             facts = self._facts(each)
             manifests = self.manifests(each)
@@ -287,7 +293,7 @@ class Model:
 
     def operations(self, snapshot: str) -> list[Row]:
         found = []
-        for each in self._history(snapshot)[:-1]:
+        for each in self.history(snapshot)[:-1]:
             for row in pq.read_table(self.root / f"t/{each}.parquet").to_pylist()[1:]:
                 extent, coord, manifest = row["extent"], row["coord"], row["manifest"]
                 found.append(

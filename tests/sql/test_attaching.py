@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -25,7 +27,7 @@ from icechunk_arrow.tables.schemas import TABLES
 from tests.sql.repositories import STRANGE, add_array, new_repository, refer
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 VIEWS = {name for name in TABLES if name != "changes"}
 
@@ -233,8 +235,73 @@ def test_a_file_that_has_gone_is_named(con: Any, repository: Repository) -> None
             duckdb.Error, match=f"i/{manifest}.parquet of the snapshot {snapshot} is gone"
         ):
             con.execute(query).fetchall()
-    with pytest.raises(CorruptFileError, match=f"{manifest}.*{snapshot}"):
-        repository.tables("chunks")
+    again: list[Callable[[], Any]] = [
+        lambda: repository.tables("chunks"),
+        lambda: attach(con, repository, "again"),
+        lambda: refresh(con, "w"),
+    ]
+    for each in again:
+        with pytest.raises(CorruptFileError, match=f"{manifest}.*{snapshot}"):
+            each()
+    assert (
+        con.execute("SELECT 1 FROM duckdb_schemas() WHERE schema_name = 'again'").fetchall() == []
+    )
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_no_row_is_missing_where_files_go(con: Any, tmp_path: Path, place: str) -> None:
+    """Where files go while a query is read, it gives every row or an error."""
+    where = str(tmp_path / "r") if place == "disk" else f"memory://{tmp_path.name}"
+    repository = new_repository(where, rows=4096)
+    grow(repository, "a", 100_000)
+    con.execute("SET threads = 1")
+    attach(con, repository, "w")
+    reader = con.sql("SELECT location FROM w.chunks").to_arrow_reader(1024)
+    read = reader.read_next_batch().num_rows
+    repository._context.storage.delete(
+        [f"i/{row['manifest']}.parquet" for row in repository.tables("manifests").to_pylist()]
+    )
+    with suppress(duckdb.Error):
+        read += sum(batch.num_rows for batch in reader)
+        assert read == 100_000
+    assert read > 0
+    for each in (con, con.cursor()):
+        with suppress(duckdb.Error):
+            assert each.execute("SELECT count(location) FROM w.chunks").fetchall() == [(100_000,)]
+            assert place == "memory"  # whose small files may be remembered
+
+
+def test_a_transaction_keeps_its_state(con: Any, repository: Repository) -> None:
+    """Within a transaction every query sees one state, whatever another cursor refreshes."""
+    attach(con, repository, "w")
+    other = con.cursor()
+    con.execute("BEGIN TRANSACTION")
+    before = count(con)
+    grow(repository, "b")
+    refresh(other, "w")
+    assert (before, count(con), count(other)) == (10, 10, 20)
+    con.execute("COMMIT")
+    assert count(con) == 20
+
+
+def test_any_database_may_be_in_use(con: Any, repository: Repository) -> None:
+    """Views and macros work by their full names, and a schema is found, in whatever database it is."""
+    attach(con, repository, "w")
+    con.execute("ATTACH ':memory:' AS other")
+    con.execute("USE other")
+    assert count(con, "memory.w") == 10
+    for call in ("chunks_in('/a', [0], [3])", "changes('main', 'main')"):
+        con.execute(f"SELECT * FROM memory.w.{call}").fetchall()
+    assert con.execute("SELECT memory.w.chunk_of('/a', [3])").fetchall() == [([3],)]
+    grow(repository, "b")
+    refresh(con, "w")
+    attach(con, repository, "w", tag=None)
+    assert (count(con, "memory.w"), count(con, "other.w")) == (20, 20)
+    detach(con, "w")
+    schemas = con.execute("SELECT database_name FROM duckdb_schemas() WHERE schema_name = 'w'")
+    assert schemas.fetchall() == [("memory",)]
+    with pytest.raises(InvalidInputError, match=r"a database .* is called 'other'"):
+        attach(con, repository, "other")
 
 
 def test_a_file_that_is_another_is_refused(
@@ -256,8 +323,6 @@ def test_a_file_that_is_another_is_refused(
 
 
 def _path(repository: Repository) -> Any:
-    from pathlib import Path
-
     return Path(repository.url)
 
 
@@ -300,19 +365,19 @@ def test_an_object_store_is_read_through_its_storage(con: Any, s3: Any, s3_url: 
 
 
 def test_a_missing_object_is_named(con: Any) -> None:
-    """The same error where files are objects of a storage."""
+    """The same error where files are objects of a storage, when a query asks for it; attaching asks for none."""
     repository = new_repository("memory://gone")
     snapshot = grow(repository, "a")
     attach(con, repository, "w")
     [(manifest,)] = con.execute("SELECT manifest FROM w.manifests").fetchall()
-    refresh(con, "w")
-    files = repository._context.storage
-    files.delete([f"i/{manifest}.parquet"])
-    with (
-        duckdb.connect() as other,
-        pytest.raises(duckdb.Error, match=f"{manifest}.*{snapshot}.*is gone"),
-    ):
+    repository._context.storage.delete([f"i/{manifest}.parquet"])
+    with duckdb.connect() as other:
         attach(other, repository, "w")
+        for each in (con, other):
+            with pytest.raises(duckdb.Error, match=f"{manifest}.*{snapshot} is gone from memory:"):
+                each.execute("SELECT count(*) FROM w.chunks").fetchall()
+    with pytest.raises(CorruptFileError, match=f"{manifest}.*{snapshot}"):
+        repository.tables("chunks")
 
 
 LABELS = ["one", "it's; [2]"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
-from math import floor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +11,7 @@ import pytest
 from icechunk_arrow import InvalidInputError, NodeNotFoundError
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.tables.inspection_facts import held_by
+from tests.sql.answers import ANSWERS
 from tests.sql.model import Model, Row, in_order
 from tests.sql.repositories import STRANGE, Filled, add_array, fill, new_repository, refer
 
@@ -44,27 +42,16 @@ def rows(filled: Filled, name: str, **given: Any) -> list[Row]:
     return in_order(table.to_pylist())
 
 
-def newest(filled: Filled) -> tuple[Model, str]:
-    return Model(filled.root), filled.snapshots[-1]
+def answer(filled: Filled, name: str, **given: Any) -> list[Row]:
+    """What the slow model says."""
+    return in_order(list(ANSWERS[name](Model(filled.root), filled.snapshots[-1], **given)))
 
 
-def grouped(found: list[Row], *names: str) -> dict[Any, list[Row]]:
-    groups = defaultdict(list)
-    for row in found:
-        groups[tuple(row[name] for name in names)].append(row)
-    return groups
-
-
-def in_files(filled: Filled) -> list[Row]:
-    model, snapshot = newest(filled)
-    return [row for row in model.chunks(snapshot) if row["location"] is not None]
-
-
-def counts_of(node: Row) -> list[int]:
-    """How many chunks an array has along each dimension."""
-    if node["grid"] != "regular":
-        return [5, 3]  # edges 1, 2, 3, 3, 5 of ten elements, and 3, 3, 3 of seven
-    return [-(-n // edge) for n, edge in zip(node["shape"], node["chunk_shape"], strict=True)]
+def check(filled: Filled, name: str, **given: Any) -> list[Row]:
+    """Compare a query with the slow model, and give its rows."""
+    found = rows(filled, name, **given)
+    assert found == answer(filled, name, **given)
+    return found
 
 
 # -- one snapshot
@@ -72,75 +59,22 @@ def counts_of(node: Row) -> list[int]:
 
 def test_sizes(filled: Filled) -> None:
     """array_sizes and missing_chunks say what the table of arrays says, and shares of it."""
-    model, snapshot = newest(filled)
-    arrays = model.arrays(snapshot)
-    total = sum(row["stored_bytes"] for row in arrays)
-    same = ("path", "grid_chunk_count", "chunk_count", "missing", "files", "manifests")
-    assert rows(filled, "array_sizes") == in_order(
-        [
-            {
-                **{name: row[name] for name in (*same, "stored_bytes", "logical_bytes")},
-                "mean_chunk_bytes": row["stored_bytes"] / row["chunk_count"]
-                if row["chunk_count"]
-                else None,
-                "share": row["stored_bytes"] / total,
-            }
-            for row in arrays
-        ]
-    )
-    lacking = [
-        {
-            **{name: row[name] for name in same[:4]},
-            "present_share": row["chunk_count"] / row["grid_chunk_count"]
-            if row["grid_chunk_count"]
-            else None,
-        }
-        for row in arrays
-        if row["missing"] != 0
-    ]
-    assert len(lacking) > 4
-    assert rows(filled, "missing_chunks") == in_order(lacking)
-    assert [row["missing"] for row in rows(filled, "missing_chunks", path="/sparse")] == [4995]
-    assert rows(filled, "missing_chunks", path=PACKED) == []
+    assert len(check(filled, "array_sizes")) > 8
+    assert len(check(filled, "missing_chunks")) > 4
+    assert [row["missing"] for row in check(filled, "missing_chunks", path="/sparse")] == [4995]
+    assert check(filled, "missing_chunks", path=PACKED) == []
 
 
 @pytest.mark.parametrize("dimension", [0, 1, 4])
 def test_gaps(filled: Filled, dimension: int) -> None:
     """Indices along a dimension that lack chunks, found one by one and put together where neighbours are alike."""
-    model, snapshot = newest(filled)
-    chunks = grouped(model.chunks(snapshot), "path")
-    expected = []
-    for node in model.nodes(snapshot):
-        counts = counts_of(node) if node["type"] == "array" else []
-        if dimension >= len(counts) or node["path"] in LARGE:
-            continue
-        each = 1
-        for place, count in enumerate(counts):
-            each *= 1 if place == dimension else count
-        held = [row["index"][dimension] for row in chunks[node["path"],]]
-        states = []
-        for place in range(counts[dimension]):
-            there = held.count(place)
-            state = "missing" if there == 0 else "partial" if there < each else ""
-            states.append((place, state if each else "", each - there))
-        for state, run in groupby(states, lambda item: item[1]):
-            members = list(run)
-            if state:
-                expected.append(
-                    {
-                        "path": node["path"],
-                        "dimension": dimension,
-                        "state": state,
-                        "first_index": members[0][0],
-                        "stop_index": members[-1][0] + 1,
-                        "missing_chunks": sum(member[2] for member in members),
-                    }
-                )
     found = [row for row in rows(filled, "gaps", dimension=dimension) if row["path"] not in LARGE]
-    assert found == in_order(expected)
-    assert expected
+    assert found
+    assert found == [
+        row for row in answer(filled, "gaps", dimension=dimension) if row["path"] not in LARGE
+    ]
     if dimension == 0:
-        assert {row["state"] for row in expected} == {"missing", "partial"}
+        assert {row["state"] for row in found} == {"missing", "partial"}
         [gap] = rows(filled, "gaps", path="/virtual")
         assert (gap["first_index"], gap["stop_index"], gap["missing_chunks"]) == (7, 8, 30)
 
@@ -172,226 +106,52 @@ def test_gaps_of_huge_grids(tmp_path: Path) -> None:
 )
 def test_coverage_by_file(filled: Filled, path: str, dimension: int) -> None:
     """Which indices each file has."""
-    model, snapshot = newest(filled)
-    chunks = [row for row in model.chunks(snapshot) if row["path"] == path]
-    expected = []
-    for (location,), members in grouped(chunks, "location").items():
-        places = {row["index"][dimension] for row in members}
-        expected.append(
-            {
-                "location": location,
-                "kind": members[0]["kind"],
-                "first_index": min(places),
-                "stop_index": max(places) + 1,
-                "index_count": len(places),
-                "contiguous": places == set(range(min(places), max(places) + 1)),
-                "chunk_count": len(members),
-                "bytes": sum(row["length"] for row in members),
-            }
-        )
-    assert expected
-    assert rows(filled, "coverage_by_file", path=path, dimension=dimension) == in_order(expected)
+    assert check(filled, "coverage_by_file", path=path, dimension=dimension)
 
 
 def test_compression(filled: Filled) -> None:
     """Stored against logical bytes of each array, and of all arrays with the same codecs."""
-    model, snapshot = newest(filled)
-    nodes = {row["path"]: row for row in model.nodes(snapshot)}
-    arrays = model.arrays(snapshot)
-    kept = ("path", "chunk_count", "stored_bytes", "logical_bytes", "compression_ratio")
-    assert rows(filled, "compression") == in_order(
-        [
-            {
-                **{name: row[name] for name in kept},
-                **{name: nodes[row["path"]][name] for name in ("data_type", "codecs")},
-            }
-            for row in arrays
-        ]
-    )
-    expected = []
-    both = [{**row, **nodes[row["path"]], "stored": row["stored_bytes"]} for row in arrays]
-    for (codecs, kind), members in grouped(both, "codecs", "data_type").items():
-        known = [
-            (floor(row["logical_bytes"] * row["chunk_count"] / row["grid_chunk_count"]), row)
-            for row in members
-            if row["logical_bytes"] is not None and row["grid_chunk_count"]
-        ]
-        stored = sum(row["stored"] for _, row in known)
-        held = float(sum(size for size, _ in known)) if known else None
-        expected.append(
-            {
-                "codecs": codecs,
-                "data_type": kind,
-                "array_count": len(members),
-                "chunk_count": sum(row["chunk_count"] for row in members),
-                "stored_bytes": sum(row["stored"] for row in members),
-                "held_bytes": held,
-                "compression_ratio": held / stored if stored and held is not None else None,
-            }
-        )
-    assert len(expected) > 2
-    assert rows(filled, "compression_by_codec") == in_order(expected)
+    assert len(check(filled, "compression")) > 8
+    assert len(check(filled, "compression_by_codec")) > 2
 
 
 @pytest.mark.parametrize("limit", [0, 100, 101, 1 << 20])
 def test_small_files(filled: Filled, limit: int) -> None:
     """Files of which less is in use than the limit, and how arrays lie in them."""
-    model, snapshot = newest(filled)
-    files = {row["location"]: row for row in model.files(snapshot)}
-    names = ("location", "kind", "bytes_referenced", "chunk_count", "array_count")
-    assert rows(filled, "small_files", smaller_than_bytes=limit) == in_order(
-        [
-            {name: row[name] for name in names}
-            for row in files.values()
-            if row["bytes_referenced"] < limit
-        ]
-    )
-    expected = []
-    for (path, kind), members in grouped(in_files(filled), "path", "kind").items():
-        mine = [files[location] for location in {row["location"] for row in members}]
-        stored = sum(row["length"] for row in members)
-        expected.append(
-            {
-                "path": path,
-                "kind": kind,
-                "files": len(mine),
-                "small_files": sum(row["bytes_referenced"] < limit for row in mine),
-                "one_chunk_files": sum(row["chunk_count"] == 1 for row in mine),
-                "chunk_count": len(members),
-                "stored_bytes": stored,
-                "chunks_per_file": len(members) / len(mine),
-                "bytes_per_file": stored / len(mine),
-            }
-        )
-    assert rows(filled, "fragmentation", smaller_than_bytes=limit) == in_order(expected)
+    assert bool(check(filled, "small_files", smaller_than_bytes=limit)) == (limit > 100)
+    assert check(filled, "fragmentation", smaller_than_bytes=limit)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 100])
 def test_virtual_storage(filled: Filled, depth: int) -> None:
     """Virtual chunks by bucket and so many folders."""
-    virtual = [row for row in in_files(filled) if row["kind"] == "virtual"]
-    for row in virtual:
-        parts = row["location"].split("/")
-        row["bucket"] = "/".join(parts[:3])
-        row["prefix"] = "/".join(parts[:-1][: 3 + depth]) + "/"
-    expected = [
-        {
-            "bucket": bucket,
-            "prefix": prefix,
-            "files": len({row["location"] for row in members}),
-            "chunk_count": len(members),
-            "array_count": len({row["node_id"] for row in members}),
-            "bytes": sum(row["length"] for row in members),
-        }
-        for (bucket, prefix), members in grouped(virtual, "bucket", "prefix").items()
-    ]
-    assert ("s3://bucket/" if depth == 0 else BUCKET) in {row["prefix"] for row in expected}
-    assert rows(filled, "virtual_storage", depth=depth) == in_order(expected)
+    prefixes = {row["prefix"] for row in check(filled, "virtual_storage", depth=depth)}
+    assert ("s3://bucket/" if depth == 0 else BUCKET) in prefixes
 
 
 def test_ranges(filled: Filled) -> None:
     """Ranges of files that come twice, and ranges that share bytes, compared each with each."""
-    ranges = grouped(
-        [row for row in in_files(filled) if row["length"]], "location", "offset", "length"
-    )
-    twice = [
-        {
-            "location": location,
-            "first_byte": offset,
-            "length": length,
-            "chunk_count": len(members),
-            "array_count": len({row["node_id"] for row in members}),
-            "repeated_bytes": (len(members) - 1) * length,
-        }
-        for (location, offset, length), members in ranges.items()
-        if len(members) > 1
-    ]
-    shared = []
-    for (location, offset, length), members in ranges.items():
-        before = [
-            other[1] + other[2]
-            for other in ranges
-            if other[0] == location and other[1:] < (offset, length)
-        ]
-        if before and max(before) > offset:
-            shared.append(
-                {
-                    "location": location,
-                    "first_byte": offset,
-                    "length": length,
-                    "chunk_count": len(members),
-                    "earlier_stop": max(before),
-                    "shared_bytes": min(max(before), offset + length) - offset,
-                }
-            )
-    assert twice
-    assert shared
-    assert rows(filled, "duplicate_ranges") == in_order(twice)
-    assert rows(filled, "overlapping_ranges") == in_order(shared)
+    assert check(filled, "duplicate_ranges")
+    assert check(filled, "overlapping_ranges")
 
 
 @pytest.mark.parametrize("given", [{}, {"count": 3}, {"count": 1000000}, {"path": "/virtual"}])
 def test_largest_chunks(filled: Filled, given: dict[str, Any]) -> None:
     """The longest chunks, in order."""
-    model, snapshot = newest(filled)
-    path = given.get("path")
-    chunks = [row for row in model.chunks(snapshot) if path in {None, row["path"]}]
-    chunks.sort(key=lambda row: (-row["length"], row["path"], row["coord"]))
-    expected = [
-        {
-            "rank": rank,
-            "first_byte": row["offset"],
-            **{name: row[name] for name in ("path", "index", "kind", "location", "length")},
-        }
-        for rank, row in enumerate(chunks[: given.get("count", 20)], 1)
-    ]
-    assert rows(filled, "largest_chunks", **given) == in_order(expected)
+    assert check(filled, "largest_chunks", **given)
 
 
 def test_manifest_health(filled: Filled) -> None:
     """Boxes of manifests that meet, and manifests that begin before an earlier one ends."""
-    model, snapshot = newest(filled)
-    manifests = model.manifests(snapshot)
-    spans = {
-        key: (min(row["coord"] for row in members), key[1], max(row["coord"] for row in members))
-        for key, members in grouped(model.chunks(snapshot), "node_id", "manifest").items()
+    fills = {
+        row["manifest"]: row["fill"] for row in filled.repository.tables("manifests").to_pylist()
     }
-    fills = {row["manifest"]: row for row in filled.repository.tables("manifests").to_pylist()}
-    expected = []
-    for row in manifests:
-        name = row["manifest"]
-        met = {
-            other["manifest"]
-            for other in manifests
-            for mine in row["arrays"]
-            for theirs in other["arrays"]
-            if other is not row
-            and mine["node_id"] == theirs["node_id"]
-            and all(
-                a["start"] < b["stop"] and b["start"] < a["stop"]
-                for a, b in zip(mine["extent"], theirs["extent"], strict=True)
-            )
-        }
-        late = sum(
-            any(
-                other[:2] < spans[mine["node_id"], name][:2]
-                and other[2] >= spans[mine["node_id"], name][0]
-                for key, other in spans.items()
-                if key[0] == mine["node_id"]
-            )
-            for mine in row["arrays"]
-        )
-        expected.append(
-            {
-                **{key: row[key] for key in ("manifest", "size_bytes", "row_count", "array_count")},
-                "manifest_set": "default",
-                "fill": fills[name]["fill"],
-                "bytes_per_row": row["size_bytes"] / row["row_count"],
-                "overlapping": len(met),
-                "out_of_order": late,
-            }
-        )
-    assert rows(filled, "manifest_health") == in_order(expected)
+    found = rows(filled, "manifest_health")
+    for row in found:
+        assert row.pop("manifest_set") == "default"
+        assert row.pop("fill") == fills[row["manifest"]]
+    assert found
+    assert in_order(found) == answer(filled, "manifest_health")
 
 
 def test_manifests_that_overlap(tmp_path: Path) -> None:
@@ -418,69 +178,21 @@ def test_manifests_that_overlap(tmp_path: Path) -> None:
 
 def test_growth(filled: Filled) -> None:
     """What each snapshot has, and has more than its parent, as a whole and array by array."""
-    model, snapshot = newest(filled)
-    history = model.snapshots(snapshot)
-    chunks = {row["snapshot"]: model.chunks(row["snapshot"]) for row in history}
-    chunks[None] = []
-    stored = {key: sum(row["length"] for row in members) for key, members in chunks.items()}
-    kept = ("snapshot", "parent", "written_at", "message", "manifest_count", "manifest_bytes")
-    assert rows(filled, "growth") == in_order(
-        [
-            {
-                **{name: row[name] for name in kept},
-                "chunk_count": row["chunk_count"],
-                "added_chunks": row["chunk_count"] - len(chunks[row["parent"]]),
-                "stored_bytes": stored[row["snapshot"]],
-                "added_bytes": stored[row["snapshot"]] - stored[row["parent"]],
-            }
-            for row in history
-        ]
-    )
-    expected = []
-    for row in history:
-        new, old = (grouped(chunks[each], "node_id") for each in (row["snapshot"], row["parent"]))
-        for key in new.keys() | old.keys():
-            sizes = [sum(each["length"] for each in side.get(key, [])) for side in (new, old)]
-            counts = [len(side.get(key, [])) for side in (new, old)]
-            if sizes[0] != sizes[1] or counts[0] != counts[1]:
-                expected.append(
-                    {
-                        "snapshot": row["snapshot"],
-                        "written_at": row["written_at"],
-                        "path": (new.get(key) or old[key])[0]["path"],
-                        "node_id": key[0],
-                        "chunk_count": counts[0],
-                        "added_chunks": counts[0] - counts[1],
-                        "stored_bytes": sizes[0],
-                        "added_bytes": sizes[0] - sizes[1],
-                    }
-                )
-    assert min(row["added_chunks"] for row in expected) < 0
-    assert rows(filled, "growth_by_array") == in_order(expected)
+    assert len(check(filled, "growth")) == len(filled.snapshots)
+    assert min(row["added_chunks"] for row in check(filled, "growth_by_array")) < 0
 
 
 @pytest.mark.parametrize(("since", "place"), [(None, -2), ("after chunks", 2), ("side; drop", 3)])
 def test_changes_by_array(filled: Filled, since: str | None, place: int) -> None:
     """What changed since a snapshot, counted."""
-    model, snapshot = newest(filled)
-    changes = model.changes(filled.snapshots[place], snapshot)
-    expected = [
-        {
-            "path": path,
-            "change": change,
-            "node_type": kind,
-            "change_count": len(members),
-            "before_bytes": sum(row["before_length"] or 0 for row in members),
-            "after_bytes": sum(row["after_length"] or 0 for row in members),
-        }
-        for (path, change, kind), members in grouped(changes, "path", "change", "node_type").items()
-    ]
-    assert rows(filled, "changes_by_array", since=since) == in_order(expected)
+    found = rows(filled, "changes_by_array", since=since)
+    assert found
+    assert found == answer(filled, "changes_by_array", since=filled.snapshots[place])
 
 
 def test_who_refers(filled: Filled) -> None:
     """Every branch and tag whose history refers to a file or prefix, also where the tip does no more."""
-    model, snapshot = newest(filled)
+    model, snapshot = Model(filled.root), filled.snapshots[-1]
     gone = {
         row["location"] for row in model.chunks(filled.snapshots[2]) if row["path"] == "/moving"
     }
@@ -496,32 +208,7 @@ def test_who_refers(filled: Filled) -> None:
         "' OR 1=1 --",
         "s3://%",
     ):
-        expected = []
-        for ref in model.refs():
-            history = model._history(ref["snapshot"])
-            paths = defaultdict(list)
-            for age, each in enumerate(history):
-                hits = [
-                    row
-                    for row in model.chunks(each)
-                    if row["location"] is not None and row["location"].startswith(location)
-                ]
-                for (path,), members in grouped(hits, "path").items():
-                    paths[path].append((age, each, members))
-            expected += [
-                {
-                    "type": ref["type"],
-                    "name": ref["name"],
-                    "path": path,
-                    "at_tip": found[0][0] == 0,
-                    "snapshot_count": len(found),
-                    "newest_snapshot": found[0][1],
-                    "chunk_count": len(found[0][2]),
-                    "bytes": sum(row["length"] for row in found[0][2]),
-                }
-                for path, found in paths.items()
-            ]
-        assert rows(filled, "references_to", location=location) == in_order(expected), location
+        check(filled, "references_to", location=location)
     tips = {
         (row["name"], row["path"]): row["at_tip"]
         for row in rows(filled, "references_to", location=native)
@@ -581,7 +268,6 @@ def observed(**columns: Any) -> pa.Table:
 
 def test_changed_sources(filled: Filled) -> None:
     """Etags, times and lengths that do not fit are found; what was not recorded or observed is not compared."""
-    model, snapshot = newest(filled)
     moment = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     files = [f"{BUCKET}{number}.nc" for number in range(3)]
     table = pa.table(
@@ -594,37 +280,9 @@ def test_changed_sources(filled: Filled) -> None:
             "size_bytes": pa.array([200, None, 8000], pa.int64()),
         }
     )
-    seen = {row["location"]: row for row in table.to_pylist()}
-    expected = []
-    for row in model.chunks(snapshot):
-        found = seen.get(row["location"])
-        if found is None or row["kind"] != "virtual":
-            continue
-        etags = [row["etag"], found["etag"] and found["etag"].strip('"')]
-        size, time = found["size_bytes"], row["last_modified"]
-        if None not in etags and etags[0] != etags[1]:
-            problem = "etag"
-        elif time is not None and found["last_modified"] > time:
-            problem = "time"
-        elif size is not None and row["offset"] + row["length"] > size:
-            problem = "length"
-        else:
-            continue
-        expected.append(
-            {
-                **{name: row[name] for name in ("path", "index", "location", "length")},
-                "first_byte": row["offset"],
-                "problem": problem,
-                "recorded_etag": row["etag"],
-                "observed_etag": found["etag"],
-                "recorded_time": row["last_modified"],
-                "observed_time": found["last_modified"],
-                "observed_bytes": size,
-            }
-        )
-    assert {row["problem"] for row in expected} == {"etag", "time", "length"}
-    assert {row["location"] for row in expected} == set(files)
-    assert rows(filled, "changed_sources", observed_files=table) == in_order(expected)
+    found = check(filled, "changed_sources", observed_files=table)
+    assert {row["problem"] for row in found} == {"etag", "time", "length"}
+    assert {row["location"] for row in found} == set(files)
     unknown = observed(location=["s3://elsewhere/x"], size_bytes=[0])
     assert rows(filled, "changed_sources", observed_files=unknown) == []
 
@@ -668,6 +326,8 @@ def test_unreferenced_files(tmp_path: Path) -> None:
     stray = root / "c" / "it's; [a] stray"
     stray.write_bytes(b"abc")
     found = {row["location"]: row for row in rows(filled, "unreferenced_files")}
+    sizes = [{name: row[name] for name in ("location", "size_bytes")} for row in found.values()]
+    assert in_order(sizes) == answer(filled, "unreferenced_files")
     assert set(found) == {f"file://{path}" for path in made | {stray}}
     assert {path.parent.name for path in made} >= set("cist")
     assert found[f"file://{stray}"]["size_bytes"] == 3

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import icechunk_arrow.spark
 from icechunk_arrow.tables.inspecting import _made
 from icechunk_arrow.tables.inspections import checked_parameters, find_inspection
 from icechunk_arrow.tables.schemas import TABLES
-from tests.promises import required
 from tests.sql.model import in_order
 from tests.sql.repositories import STRANGE, Filled, fill
 
@@ -22,11 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.spark,
-    # what Spark says of a library that it is not asked to use here
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 BUCKET = f"s3://bucket/{STRANGE}/".replace("\n", "")
 OBSERVED = pa.table(
     {
@@ -68,38 +61,22 @@ EMPTY = {("references_to", "' OR 1=1 --")}
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    if importlib.util.find_spec("pyspark") is None:
-        assert not required("spark"), "pyspark is not installed, and this run promises Spark"
-        pytest.skip("pyspark is not installed")
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "Asia/Kathmandu")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     return fill(tmp_path_factory.mktemp("inspect") / "it's [a] *; folder", wide=True)
 
 
+@pytest.fixture(scope="module")
+def attached(spark: Any, filled: Filled) -> Iterator[str]:
+    icechunk_arrow.spark.attach(spark, filled.repository, "inspected")
+    yield "inspected"
+    icechunk_arrow.spark.detach(spark, "inspected")
+
+
 def relation(filled: Filled, name: str, made: dict[str, pa.Table]) -> pa.Table:
-    """A relation as Arrow."""
+    """A relation that no view is."""
     if name in made:
         return made[name]
-    if name not in {"history_rows", "all_rows"}:
-        return filled.repository.tables(name)
+    assert name in {"history_rows", "all_rows"}, name
     rows = {
         (row["manifest"], row["node_id"], row["coord"]): row
         for each in filled.snapshots
@@ -110,15 +87,18 @@ def relation(filled: Filled, name: str, made: dict[str, pa.Table]) -> pa.Table:
 
 @pytest.mark.parametrize(("name", "given"), ASKED)
 def test_spark_gives_the_same(
-    spark: Any, filled: Filled, tmp_path: Path, name: str, given: dict[str, Any]
+    spark: Any, filled: Filled, attached: str, tmp_path: Path, name: str, given: dict[str, Any]
 ) -> None:
-    """Rows and types in Spark are those of ``repo.inspect``."""
+    """Rows and types over the attached views are those of ``repo.inspect``."""
     inspection = find_inspection(name)
     values = checked_parameters(inspection, given)
     made, _ = _made(filled.repository._context, inspection, filled.snapshots[-1], values)
     names = {"item_at": "try_element_at"}
     relations = {*inspection.relations, *({"observed_files"} & set(values))}
     for each in relations:
+        if each in TABLES and each not in made:
+            names[each] = f"{attached}_{each}"
+            continue
         pq.write_table(relation(filled, each, made), tmp_path / f"{each}.parquet")
         spark.read.parquet(str(tmp_path / f"{each}.parquet")).createOrReplaceTempView(f"t_{each}")
         names[each] = f"t_{each}"

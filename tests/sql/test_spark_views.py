@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import itertools
+import random
 import re
-import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import icechunk_arrow.spark
+from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, WIDE
 from icechunk_arrow.core.coords import encode_one
 from icechunk_arrow.errors import (
     AlreadyExistsError,
@@ -18,58 +21,39 @@ from icechunk_arrow.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from icechunk_arrow.spark.quoting import spark_root
+from icechunk_arrow.formats.manifest import schema_of
+from icechunk_arrow.spark.quoting import spark_root, spark_type
 from icechunk_arrow.tables.schemas import TABLES, with_repository
-from tests.promises import required
-from tests.sql.model import in_order
+from tests.sql.model import Model, in_order
 from tests.sql.repositories import Filled, add_array, fill, new_repository, refer
 from tests.sql.test_pruning import LARGE_FILES
 from tests.sql.test_pruning import fill as fill_large
+from tests.sql.test_random import random_history
+from tests.sql.test_tables import NOT_OF_THE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pyarrow as pa
-
-pytestmark = [
-    pytest.mark.spark,
-    # what Spark says of a library that it is not asked to use here
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 GROUP_ROWS = 16_384
 LITERAL = "${spark.app.name} ' \"`a`*[b]\n;-- ß"
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    if importlib.util.find_spec("pyspark") is None:
-        assert not required("spark"), "pyspark is not installed, and this run promises Spark"
-        pytest.skip("pyspark is not installed")
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.adaptive.enabled", "false")  # its plans hide their counts
-        .config("spark.sql.session.timeZone", "Asia/Kathmandu")
-        .config("spark.sql.files.ignoreMissingFiles", "true")  # no view may believe this
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="module", params=["narrow", "wide"])
-def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Filled:
+def strange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spark") / "it's [a] *; {x}? \\ ${y}" / "year=2024"
     folder.parent.mkdir()
-    return fill(folder, wide=request.param == "wide")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    return fill(strange_folder(tmp_path_factory), wide=True)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    return fill(strange_folder(tmp_path_factory), wide=False)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +61,15 @@ def attached(spark: Any, filled: Filled) -> Iterator[str]:
     icechunk_arrow.spark.attach(spark, filled.repository, "varied")
     yield "varied"
     icechunk_arrow.spark.detach(spark, "varied")
+
+
+@pytest.fixture(scope="module")
+def both(spark: Any, filled: Filled, narrow: Filled) -> Iterator[str]:
+    """Both repositories together; one has a name that is a danger to whoever does not quote it."""
+    places: dict[str, Any] = {LITERAL: filled.repository, "narrow": narrow.root}
+    icechunk_arrow.spark.attach(spark, places, "both")
+    yield "both"
+    icechunk_arrow.spark.detach(spark, "both")
 
 
 @pytest.fixture(scope="module")
@@ -139,19 +132,18 @@ def test_plans_have_no_python(spark: Any, attached: str, name: str) -> None:
 
 
 def test_snapshots_and_changes_can_be_chosen(spark: Any, filled: Filled) -> None:
-    """By tag and since a branch; by id, as of a time, and the first, which has nothing."""
+    """By tag and since a branch; as of a time at which there were no chunks."""
     repository = filled.repository
     times = {
         row["snapshot"]: row["written_at"] for row in repository.tables("snapshots").to_pylist()
     }
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({"tag": "after chunks"}, "side; drop"),
-        ({"as_of": times[filled.snapshots[3]]}, None),
-        ({"snapshot_id": filled.snapshots[0]}, None),
+        ({"as_of": times[filled.snapshots[1]]}, None),
     ]
     for chosen, since in cases:
         shown = icechunk_arrow.spark.attach(spark, filled.root, "then", **chosen, since=since)
-        for name in ("chunks", "arrays", "files", "nodes", "snapshots"):
+        for name in ("chunks", "nodes", "snapshots"):
             table = by_view(spark, f"then_{name}", TABLES[name])
             assert rows_of(table) == rows_of(repository.tables(name, **chosen)), name
         changes = by_view(spark, "then_changes", TABLES["changes"])
@@ -175,24 +167,43 @@ def test_casts_are_checked_whatever_the_session_says(spark: Any, filled: Filled)
     assert rows_of(found) == rows_of(filled.repository.tables("chunks"))
 
 
-def test_several_repositories_are_united(spark: Any, filled: Filled, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_several_repositories_are_united(
+    spark: Any, filled: Filled, narrow: Filled, both: str, name: str
+) -> None:
     """Every view of several repositories begins with the name of the row's."""
-    other = new_repository(tmp_path / "other")
-    session = other.writable_session("main")
-    add_array(session, "few", (20,))
-    refer(session, "/few", [(n,) for n in range(20)])
-    session.commit("some")
-    places: dict[str, Any] = {LITERAL: filled.repository, "other": tmp_path / "other"}
-    icechunk_arrow.spark.attach(spark, places, "both")
-    for name in TABLES:
-        found = rows_of(by_view(spark, f"both_{name}", with_repository(TABLES[name])))
-        expected = [
-            {"repository": label, **row}
-            for label, each in ((LITERAL, filled.repository), ("other", other))
-            for row in each.tables(name).to_pylist()
-        ]
-        assert found == in_order(expected), name
-    icechunk_arrow.spark.detach(spark, "both")
+    found = rows_of(by_view(spark, f"{both}_{name}", with_repository(TABLES[name])))
+    expected = [
+        {"repository": label, **row}
+        for label, each in ((LITERAL, filled), ("narrow", narrow))
+        for row in each.repository.tables(name).to_pylist()
+    ]
+
+    assert found == in_order(expected)
+
+
+def test_random_histories(spark: Any) -> None:
+    """Tables of repositories that somebody did anything with are what the slow model says."""
+    seeds = {
+        f"{number}: {random.randrange(2**32)}": rows for number, rows in enumerate([3, 12, 1000])
+    }
+    with ExitStack() as stack:
+        histories = {
+            label: stack.enter_context(random_history(int(label.split()[1]), rows))
+            for label, rows in seeds.items()
+        }
+        places: dict[str, Any] = {label: each.repository for label, each in histories.items()}
+        icechunk_arrow.spark.attach(spark, places, "random")
+        for name in TABLES:
+            found = rows_of(by_view(spark, f"random_{name}", with_repository(TABLES[name])))
+            expected = [
+                {"repository": label, **row}
+                for label, each in histories.items()
+                for row in Model(each.root).table(name, *reversed(each.snapshots[-2:]))
+            ]
+            plain = [{k: v for k, v in row.items() if k not in NOT_OF_THE_MODEL} for row in found]
+            assert in_order(plain) == in_order(expected), (name, seeds)
+        icechunk_arrow.spark.detach(spark, "random")
 
 
 def test_names_are_plain_data(spark: Any, tmp_path: Path) -> None:
@@ -224,9 +235,27 @@ def test_a_path_leaves_out_files(large: Any) -> None:
     assert summary == wind
 
 
+def test_a_box_leaves_out_files_and_row_groups(large: Any) -> None:
+    """Only the files whose extents meet it are opened, and of these the row groups that can hold it are read."""
+    one = scanned(
+        large.sql("SELECT location FROM w_chunks_in('/wind', array(100, 7), array(101, 8))")
+    )
+    rows = large.sql("SELECT index FROM w_chunks_in('/wind', array(64, 999), array(67, 1000))")
+    small = scanned(large.sql("SELECT length FROM w_chunks_in('/small-3-1', array(0), array(20))"))
+    nothing = scanned(large.sql("SELECT length FROM w_chunks_in('/wind', array(300), array(400))"))
+
+    assert one[0] == 1
+    assert 0 < one[1] <= GROUP_ROWS
+    assert sorted(row[0] for row in rows.collect()) == [[64, 999], [65, 999], [66, 999]]
+    assert scanned(rows)[0] < LARGE_FILES
+    assert small[0] == 1
+    assert nothing == (0, 0)
+
+
 @pytest.mark.parametrize(
     "condition",
     [
+        "coord = w_coord_encode(w_chunk_of('/wind', array(100, 7)))",
         "coord = w_coord_encode(array(100, 7))",
         "coord >= w_coord_encode(array(100, 7)) AND coord < w_coord_encode(array(100, 8))",
     ],
@@ -255,17 +284,124 @@ def test_counting_reads_no_columns(large: Any) -> None:
 def test_coordinates_are_encoded_and_decoded(spark: Any, attached: str) -> None:
     """As the files have them, in every width and with many dimensions; what cannot be is an error."""
     edges = (0, 63, 64, 16383, 16384, 2**30 - 1, 2**30, 2**62 - 1)
-    for index in ((), *((each,) for each in edges), edges, (*edges, 5, 70, 2**40)):
-        written = "array(" + ", ".join(f"{each}L" for each in index) + ")"
-        query = f"SELECT {attached}_coord_encode({written}) AS c"
-        [(coord, again)] = spark.sql(
-            f"SELECT c, {attached}_coord_decode(c) FROM ({query})"
+    asked = ((), *((each,) for each in edges), edges, (*edges, 5, 70, 2**40), (1,) * 16)
+    frame = spark.createDataFrame([(list(each),) for each in asked], "indices ARRAY<BIGINT>")
+    frame.createOrReplaceTempView("asked")
+    for source in (
+        "asked",
+        f"(SELECT array({', '.join(f'{each}L' for each in edges)}) AS indices)",
+    ):
+        rows = spark.sql(
+            f"SELECT indices, c, {attached}_coord_decode(c) "
+            f"FROM (SELECT indices, {attached}_coord_encode(indices) AS c FROM {source})"
         ).collect()
-        assert (bytes(coord), tuple(again)) == (encode_one(index), index)
-    many = ", ".join("1" * 9)
-    for wrong in ("-1", f"{2**62}L", "NULL", f"1, {2**62}L", f"{many}, -1"):
-        with pytest.raises(Exception, match="a chunk index is a number from 0 to"):
+        assert len(rows) in {len(asked), 1}
+        for indices, coord, again in rows:
+            assert (bytes(coord), again) == (encode_one(tuple(indices)), indices)
+    for wrong in ("-1", f"{2**62}L", "NULL", f"1, {2**62}L", "1" + ", 1" * 16):
+        with pytest.raises(Exception, match=r"a chunk index is a number|up to 16 indices"):
             spark.sql(f"SELECT {attached}_coord_encode(array({wrong}))").collect()
+
+
+BOXES: list[tuple[str, list[int | None], list[int | None]]] = [
+    ("/virtual", [3, 4], [5, 9]),
+    ("/virtual", [None, 28], [None, None]),
+    ("/virtual", [29], []),
+    ("/virtual", [], [1, None]),
+    ("/virtual", [5, 5], [5, 9]),
+    ("/virtual", [-7, 2**62], [2**63 - 1, 2**63 - 1]),
+    ("/virtual", [0, 0, 0], [9, 9, 9]),
+    ("/deep", [1, None, 1], [None, 3, 2, None, 3]),
+    ("/sparse", [63], [4999]),
+    ("/far", [70_000], [2**31 - 1]),
+    ("/too many", [2**39, 2**39], [2**39 + 1]),
+    ("/scalar", [], []),
+    ("/empty", [], []),
+    ("/it's none", [], []),
+]
+
+
+def _inside(index: list[int], lower: list[int | None], upper: list[int | None]) -> bool:
+    if max(len(lower), len(upper)) > len(index):
+        return False
+    above = all(low is None or at >= low for at, low in zip(index, lower, strict=False))
+    return above and all(top is None or at < top for at, top in zip(index, upper, strict=False))
+
+
+def _longs(values: list[int | None]) -> str:
+    listed = ", ".join("NULL" if each is None else f"{each}L" for each in values)
+    return f"CAST(array({listed}) AS ARRAY<BIGINT>)"
+
+
+def test_chunks_in_a_box(spark: Any, filled: Filled, attached: str) -> None:
+    """A box of any shape gives the chunks in it: bounds may be missing, negative, beyond the grid, or too many."""
+    rows = filled.repository.tables("chunks").to_pylist()
+    parts = [
+        f"SELECT {number} AS box, * FROM {attached}_chunks_in(cast(X'{path.encode().hex()}' AS STRING), "
+        f"{_longs(lower)}, {_longs(upper)})"
+        for number, (path, lower, upper) in enumerate(BOXES)
+    ]
+    found = spark.sql(" UNION ALL ".join(parts)).toArrow()
+    boxes = found["box"].to_pylist()
+    table = found.drop_columns(["box"]).cast(TABLES["chunks"])
+    for number, (path, lower, upper) in enumerate(BOXES):
+        mine = table.filter(pa.array([each == number for each in boxes]))
+        expected = [
+            row for row in rows if row["path"] == path and _inside(row["index"], lower, upper)
+        ]
+        assert rows_of(mine) == in_order(expected), (path, lower, upper)
+
+
+def test_chunks_of_positions(spark: Any, filled: Filled, attached: str, both: str) -> None:
+    """The chunk of an element is what the package says, in unequal grids too; none is null."""
+    asked = [
+        (path, [int(part) for part in place])
+        for path, places in {
+            "/unequal": itertools.product(range(-1, 11), range(8)),
+            "/virtual": [(3, 29), (30, 0), (5,), (1, 1, 1)],
+            "/sparse": [(4 * 4999 + 3,), (0,)],
+            "/far": [(2**31 - 1, 99_999)],
+            "/scalar": [()],
+            "/no size": [(0, 0)],
+            "/nothing": [(0,)],
+        }.items()
+        for place in places
+    ]
+    frame = spark.createDataFrame(asked, "path STRING, place ARRAY<BIGINT>")
+    frame.createOrReplaceTempView("asked")
+    found = spark.sql(
+        f"SELECT path, place, {attached}_chunk_of(path, place), {both}_chunk_of('narrow', path, place) FROM asked"
+    ).collect()
+    assert len(found) == len(asked)
+    session = filled.repository.readonly_session("main")
+    for path, place, chunk, narrow_chunk in found:
+        view = session.find_array(path)
+        expected = None
+        if view is not None and len(place) == len(view.grid.axes):
+            lengths = [axis.extent for axis in view.grid.axes]
+            if all(0 <= at < length for at, length in zip(place, lengths, strict=True)):
+                expected = list(view.grid.chunk_of(place))
+        assert chunk == expected, (path, place)
+        assert narrow_chunk == (None if path == "/far" else expected)
+    coord = f"{attached}_coord_encode({attached}_chunk_of('/virtual', array(3, 4)))"
+    query = f"SELECT index FROM {attached}_chunks WHERE path = '/virtual' AND coord = {coord}"
+    assert [row[0] for row in spark.sql(query).collect()] == [[3, 4]]
+    query = f"SELECT repository, index FROM {both}_chunks_in('/virtual', array(3, 4), array(4, 5))"
+    rows = sorted(tuple(row) for row in spark.sql(query).collect())
+    assert rows == [(LITERAL, [3, 4]), ("narrow", [3, 4])]
+
+
+@pytest.mark.parametrize("form", list(itertools.product([0, WIDE], [0, HAS_CHECKS], [0, HAS_CRC])))
+def test_columns_are_declared_as_spark_reads_them(
+    spark: Any, tmp_path: Path, form: tuple[int, int, int]
+) -> None:
+    """Manifests are opened with types that are not looked up in them: the ones that would be found there."""
+    schema = schema_of(sum(form))
+    pq.write_table(schema.empty_table(), tmp_path / "m.parquet")
+    declared = ", ".join(f"`{each.name}` {spark_type(each.type)}" for each in schema)
+    found = spark.read.parquet(str(tmp_path / "m.parquet")).schema
+
+    assert spark.createDataFrame([], declared).schema.simpleString() == found.simpleString()
 
 
 def test_views_stay_until_they_are_refreshed(spark: Any, tmp_path: Path) -> None:
@@ -290,6 +426,9 @@ def test_views_stay_until_they_are_refreshed(spark: Any, tmp_path: Path) -> None
     icechunk_arrow.spark.detach(spark, "live")
     assert {row["viewName"] for row in spark.sql("SHOW VIEWS").collect()} == before
     assert not spark.catalog.functionExists("live_coord_encode")
+    assert not spark.catalog.functionExists("live_chunks_in")
+    with pytest.raises(Exception, match="live_known"):
+        spark.sql("SELECT live_known")
     for action in (icechunk_arrow.spark.detach, icechunk_arrow.spark.refresh):
         with pytest.raises(NotFoundError, match="live"):
             action(spark, "live")
