@@ -1,0 +1,153 @@
+"""Times as the CF conventions write them: numbers with units such as ``hours since 1900-01-01``.
+
+Owns which units and calendars name moments exactly. Calendars of models, which have days that there never were,
+are not among them, nor are months and years, which have no fixed length.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icechunk_arrow.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["TimeUnits", "decode_times", "find_time_units", "to_microseconds"]
+
+_NANOSECONDS = {
+    1: ("nanosecond", "nanoseconds", "nsec", "nsecs", "ns"),
+    1_000: ("microsecond", "microseconds", "microsec", "microsecs", "us"),
+    1_000_000: ("millisecond", "milliseconds", "millisec", "millisecs", "msec", "msecs", "ms"),
+    1_000_000_000: ("second", "seconds", "sec", "secs", "s"),
+    60_000_000_000: ("minute", "minutes", "min", "mins"),
+    3_600_000_000_000: ("hour", "hours", "hr", "hrs", "h"),
+    86_400_000_000_000: ("day", "days", "d"),
+    604_800_000_000_000: ("week", "weeks"),
+}
+_UNITS = {name: length for length, names in _NANOSECONDS.items() for name in names}
+_SINCE = re.compile(
+    r"\s*(?P<unit>[a-z]+)\s+since\s+"
+    r"(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
+    r"(?:(?:t|\s+|\s*t\s*)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})"
+    r"(?::(?P<second>\d{1,2}(?:\.\d*)?))?)?)?"
+    r"\s*(?:z|utc|gmt|(?P<sign>[+-])(?P<zone_hour>\d{1,2})(?::?(?P<zone_minute>\d{2}))?)?\s*",
+    re.IGNORECASE | re.ASCII,
+)
+_MIXED = {None, "standard", "gregorian"}
+_PROLEPTIC = "proleptic_gregorian"
+_REFORM = (1582, 10, 15)
+_LAST_JULIAN = (1582, 10, 4)
+_EPOCH_DAY = 2_440_588
+"""The Julian day number of 1970-01-01."""
+_DAY = 86_400_000_000
+_MONTH_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeUnits:
+    """How numbers count time."""
+
+    nanoseconds: int
+    """The length of one."""
+    zero: int
+    """The moment of number 0, in microseconds since 1970, UTC."""
+
+
+def find_time_units(units: object, calendar: object) -> TimeUnits | None:
+    """Read the attributes ``units`` and ``calendar``; None where they are not of times that were."""
+    name = calendar.lower() if isinstance(calendar, str) else calendar
+    if not isinstance(units, str) or not (name == _PROLEPTIC or name in _MIXED):
+        return None
+    found = _SINCE.fullmatch(units)
+    if found is None or found["unit"].lower() not in _UNITS:
+        return None
+    date = (int(found["year"]), int(found["month"]), int(found["day"]))
+    day = _day_number(date, mixed=name != _PROLEPTIC)
+    clock = [int(found[each] or 0) for each in ("hour", "minute")]
+    second = Decimal(found["second"] or 0)
+    if day is None or clock[0] > 24 or clock[1] > 59 or second >= 60:
+        return None
+    zero = (day - _EPOCH_DAY) * _DAY + (clock[0] * 60 + clock[1]) * 60_000_000
+    zero += int(second * 1_000_000)
+    if found["sign"]:
+        minutes = int(found["zone_hour"]) * 60 + int(found["zone_minute"] or 0)
+        zero -= (-minutes if found["sign"] == "-" else minutes) * 60_000_000
+    return TimeUnits(nanoseconds=_UNITS[found["unit"].lower()], zero=zero)
+
+
+def _day_number(date: tuple[int, int, int], *, mixed: bool) -> int | None:
+    """Give the Julian day number of a date; None for a day that there is not."""
+    year, month, day = date
+    julian = mixed and date < _REFORM
+    leap = year % 4 == 0 and (julian or year % 100 != 0 or year % 400 == 0)
+    if year < 1 or not 1 <= month <= 12 or (julian and date > _LAST_JULIAN):
+        return None
+    if not 1 <= day <= _MONTH_LENGTHS[month - 1] + (leap and month == 2):
+        return None
+    early = (14 - month) // 12
+    years, months = year + 4800 - early, month + 12 * early - 3
+    number = day + (153 * months + 2) // 5 + 365 * years + years // 4
+    return number - 32083 if julian else number - years // 100 + years // 400 - 32045
+
+
+def decode_times(values: npt.NDArray[Any], units: TimeUnits, name: str) -> npt.NDArray[Any]:
+    """Turn numbers into times of microseconds; NaN into none.
+
+    Fractions of a microsecond are rounded off a float, and cut off a whole number of nanoseconds.
+    """
+    if values.dtype.kind in "iu":
+        whole, valid = values, np.ones(values.shape, np.bool_)
+        rest = np.zeros(values.shape, np.int64)
+    else:
+        numbers = values.astype(np.float64)
+        valid = np.isfinite(numbers)
+        if np.isinf(numbers).any():
+            raise _beyond(name)
+        filled = np.where(valid, numbers, 0.0)
+        whole = np.floor(filled)
+        rest = np.rint((filled - whole) * (units.nanoseconds / 1000)).astype(np.int64)
+    if valid.any():
+        there = whole[valid]
+        for edge in (int(there.min()), int(there.max())):
+            moment = units.zero + edge * units.nanoseconds // 1000
+            if not -(2**63) + 2 * _DAY < moment < 2**63 - 604_800_000_000:
+                raise _beyond(name)
+    counted = whole.astype(np.int64)
+    if units.nanoseconds % 1000:
+        moments = counted // (1000 // units.nanoseconds)
+    else:
+        moments = counted * (units.nanoseconds // 1000)
+    moments = moments + rest + units.zero
+    found = moments.view("M8[us]") if moments.shape else moments.astype("M8[us]")
+    return np.where(valid, found, np.datetime64("NaT", "us"))
+
+
+def to_microseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Bring times or spans of any unit to microseconds, which are what Spark has; finer parts are cut off."""
+    letter = values.dtype.kind
+    unit, count = np.datetime_data(values.dtype)
+    if unit == "generic" or (letter == "m" and unit in {"Y", "M"}):
+        raise InvalidInputError(f"{name} counts time in {unit!r}, which has no fixed length")
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    found = native.astype(f"{letter}8[us]")
+    # numpy wraps around in silence
+    if (found.astype(f"{letter}8[{count}{unit}]") != native)[
+        ~np.isnat(native)
+    ].any() and unit not in {
+        "ns",
+        "ps",
+        "fs",
+        "as",
+    }:
+        raise _beyond(name)
+    return found
+
+
+def _beyond(name: str) -> InvalidInputError:
+    return InvalidInputError(f"{name} has times beyond what 64 bits of microseconds hold")

@@ -1,0 +1,153 @@
+"""Elements of arrays as Spark has them: which type of a column holds a Zarr data type, and values as Arrow.
+
+Unsigned numbers take the next wider type with a sign, 64 bits of them a decimal; half precision becomes single;
+complex numbers become a struct of two; times are in microseconds. Nothing is lost but digits of a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core.cf_time import to_microseconds
+from icechunk_arrow.core.columns import bitmap, offsets_of
+from icechunk_arrow.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["array_of", "element_bytes", "element_type", "fill_mask", "list_of", "sliced_list"]
+
+_NUMBERS = {
+    "b1": pa.bool_(),
+    "i1": pa.int8(),
+    "i2": pa.int16(),
+    "i4": pa.int32(),
+    "i8": pa.int64(),
+    "u1": pa.int16(),
+    "u2": pa.int32(),
+    "u4": pa.int64(),
+    "u8": pa.decimal128(20, 0),
+    "f2": pa.float32(),
+    "f4": pa.float32(),
+    "f8": pa.float64(),
+}
+_TIME = pa.timestamp("us", "UTC")
+_SPAN = pa.duration("us")
+_PLAIN = {
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+_UNKNOWN_BYTES = 32
+"""What an element of no fixed size is taken to have."""
+
+
+def list_of(item: pa.DataType) -> pa.DataType:
+    """Give the type of lists, with the items named as Spark names them."""
+    return pa.list_(pa.field("element", item))
+
+
+def element_type(array: Any, path: str) -> pa.DataType:
+    """Say which type of a column an array's elements have."""
+    dtype, stored = array.dtype, type(array.metadata.data_type).__name__
+    if stored == "VariableLengthBytes" or dtype.kind == "S":
+        return pa.binary()
+    if dtype.kind in "UT":
+        return pa.string()
+    if dtype.kind == "V" and dtype.fields is None:
+        return pa.binary()
+    if dtype.kind == "M":
+        return _TIME
+    if dtype.kind == "m":
+        return _SPAN
+    if dtype.kind == "c" and dtype.itemsize <= 16:
+        part = pa.float32() if dtype.itemsize == 8 else pa.float64()
+        return pa.struct([pa.field("real", part), pa.field("imag", part)])
+    found = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
+    if found is None:
+        raise InvalidInputError(
+            f"the array {path} is of data type {dtype}, which no column of Spark holds; leave it out",
+            path=path,
+        )
+    return found
+
+
+def element_bytes(dtype: np.dtype[Any]) -> int:
+    """Say how many bytes an element takes, more or less."""
+    return dtype.itemsize if dtype.kind not in "OT" else _UNKNOWN_BYTES
+
+
+def fill_mask(values: npt.NDArray[Any], fill: Any) -> Mask:
+    """Tell which values are the fill value; NaN is equal to NaN here, and a missing time to another."""
+    mask: Mask
+    if values.dtype.kind in "Mm" and np.isnat(fill):
+        mask = np.isnat(values)
+    elif values.dtype.kind in "fc" and np.isnan(fill):
+        mask = np.isnan(values)
+    elif values.dtype.kind in "OV":
+        blank = fill.tobytes() if isinstance(fill, np.generic) else fill
+        mask = np.fromiter((each == blank for each in _items(values)), np.bool_, len(values))
+    else:
+        mask = values == fill
+    return mask
+
+
+def array_of(
+    values: npt.NDArray[Any], arrow_type: pa.DataType, null: Mask | None = None, name: str = ""
+) -> pa.Array:
+    """Wrap one-dimensional values as Arrow; ``null`` is True where there is none."""
+    values = np.ascontiguousarray(values)
+    valid = None if null is None else ~null
+    count = len(values)
+    if arrow_type in (_TIME, _SPAN):
+        times = to_microseconds(values, name)
+        there = ~np.isnat(times)
+        valid = there if valid is None else valid & there
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid), _buffer(times)])
+    if arrow_type == pa.bool_():
+        bits = np.packbits(values.astype(np.bool_), bitorder="little")
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid), _buffer(bits)])
+    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
+        return _texts(values, arrow_type, valid)
+    if pa.types.is_decimal(arrow_type):
+        words = np.zeros((count, 2), "<u8")
+        words[:, 0] = values
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid), _buffer(words)])
+    if pa.types.is_struct(arrow_type):
+        part = arrow_type.field(0).type
+        children = [array_of(each, part) for each in (values.real, values.imag)]
+        return pa.Array.from_buffers(arrow_type, count, [bitmap(valid)], children=children)
+    numbers = values.astype(_PLAIN[arrow_type], copy=False)
+    return pa.Array.from_buffers(arrow_type, count, [bitmap(valid), _buffer(numbers)])
+
+
+def sliced_list(items: pa.Array, lengths: npt.NDArray[Any]) -> pa.Array:
+    """Cut items into lists."""
+    buffers = [None, _buffer(offsets_of(lengths))]
+    kind = list_of(items.type)
+    return pa.Array.from_buffers(kind, len(lengths), buffers, children=[items])
+
+
+def _buffer(values: npt.NDArray[Any]) -> pa.Buffer:
+    return pa.py_buffer(np.ascontiguousarray(values).view(np.uint8).reshape(-1))
+
+
+def _items(values: npt.NDArray[Any]) -> list[Any]:
+    if values.dtype.kind == "V":
+        count, size = len(values), values.dtype.itemsize
+        data = values.tobytes()
+        return [data[at : at + size] for at in range(0, count * size, size)]
+    items: list[Any] = values.tolist()
+    return items
+
+
+def _texts(values: npt.NDArray[Any], arrow_type: pa.DataType, valid: Mask | None) -> pa.Array:
+    return pa.array(_items(values), arrow_type, mask=None if valid is None else ~valid)
