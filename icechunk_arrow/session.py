@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.zarr import IcechunkStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import NoReturn
 
     import pyarrow as pa
@@ -87,6 +88,25 @@ class Session(BaseSession):
                 return
             self._staging.delta(view.node.id).shrink((0,) * ndim)
             self._pending.drop_if(lambda place: place[0] == view.node.id)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Undo everything that changed in this session since the block began, if the block fails.
+
+        That is also what other threads changed meanwhile.
+        """
+        with self._lock:
+            self._check_writable()
+            self._write_pending()  # so that what is staged names files, and nothing waits in memory
+            before = self._staging.copy()
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._staging = before
+                self._views.clear()
+                self._pending.drop_if(lambda _: True)
+            raise
 
     # -- work done by others
 

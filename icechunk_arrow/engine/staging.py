@@ -275,6 +275,17 @@ class Staging:
         """Whether nothing was changed."""
         return not self.overlay and not self.deltas
 
+    def copy(self) -> Staging:
+        """Give the same changes, to go back to."""
+        made = Staging(self.base)
+        made.overlay, made._parents = dict(self.overlay), set(self._parents)
+        made.deltas = {
+            node_id: replace(delta, entries=dict(delta.entries), tables=list(delta.tables))
+            for node_id, delta in self.deltas.items()
+        }
+        made.next_node_id, made.shared_runs = self.next_node_id, dict(self.shared_runs)
+        return made
+
     def find_node(self, path: str) -> Node | None:
         """Find a node as it stands now."""
         if path in self.overlay:

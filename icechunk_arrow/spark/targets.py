@@ -61,12 +61,14 @@ def writing(
 ) -> Iterator[Writing]:
     """Give a session to write to; commit it when the block ends well, unless it was somebody else's.
 
-    A commit that others made meanwhile is no hindrance as long as it changed other chunks.
+    A commit that others made meanwhile is no hindrance as long as it changed other chunks. When the block fails,
+    somebody else's session is as it was before.
     """
     if isinstance(target, Session):
         if storage_options is not None:
             raise InvalidInputError("storage_options go with a URL; a session has its own")
-        yield Writing(session=target)
+        with target.all_or_nothing():
+            yield Writing(session=target)
         return
     if isinstance(target, Repository):
         if storage_options is not None:

@@ -1,0 +1,509 @@
+"""Long tables as arrays: a row for each cell, with its coordinates and its values, written in one commit.
+
+Owns the function and what its words mean. Spark brings the cells of each chunk to one task; what happens on the way
+is in ``row_placing``, what happens there in ``row_writing``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from icechunk_arrow.core.axis_lookup import canonical, kind_of
+from icechunk_arrow.core.cell_blocks import POLICIES, carried_dtype
+from icechunk_arrow.core.row_blocks import plan_row_blocks
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.quoting import identifier
+from icechunk_arrow.spark.row_arrays import (
+    cell_type,
+    grow,
+    make,
+    opened,
+    read_arrays,
+    shape_of,
+    store_coordinates,
+)
+from icechunk_arrow.spark.row_axes import AxisRequest, AxisRows, find_coordinate, resolve_axis
+from icechunk_arrow.spark.row_placing import PACKED_DDL, CellColumn, PlaceRows, packed_schema
+from icechunk_arrow.spark.row_writing import WriteCells
+from icechunk_arrow.spark.targets import check_mode, mode_check, writing
+from icechunk_arrow.spark.tasks import (
+    TaskTotals,
+    check_reachable,
+    described,
+    error_of,
+    run_tasks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from icechunk_arrow.session import Session
+    from icechunk_arrow.spark.row_arrays import ArrayShape, RowArray
+    from icechunk_arrow.spark.row_axes import ResolvedAxis, RowAxis
+    from icechunk_arrow.spark.targets import Target, WriteResult
+
+__all__ = ["write_rows"]
+
+Duplicates = Literal["error", "last", "mean", "sum"]
+_WORDS = {"duplicates": POLICIES, "outside": ("error", "extend"), "nulls": ("fill", "skip")}
+_BLOCK_BYTES = (8 << 20, 256 << 20)
+"""What a block of chunks takes in memory: the least, so that packed rows are not tiny, and the most."""
+_MOST_BLOCKS = 256
+_PART_BYTES = 32 << 20
+_MOST_PARTS = 10_000
+
+
+def write_rows(
+    df: Any,
+    target: Target,
+    arrays: str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None = None,
+    *,
+    dimensions: Sequence[str] | None = None,
+    coordinates: Mapping[str, Any] | None = None,
+    group: str = "/",
+    chunks: Mapping[str, int] | None = None,
+    tolerance: Mapping[str, Any] | None = None,
+    mode: str = "append",
+    duplicates: Duplicates = "error",
+    order_by: str | None = None,
+    outside: Literal["error", "extend"] = "error",
+    nulls: Literal["fill", "skip"] = "fill",
+    branch: str = "main",
+    message: str = "write rows",
+    metadata: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> WriteResult:
+    """Write a long table into arrays: a row says for one cell where it is, and its values.
+
+    Spark brings the cells of a chunk to one task, which lays them over what is stored and encodes chunks with the
+    codecs of their arrays. The frame is read twice or more: persist one that is dear to compute or varies.
+
+    Parameters
+    ----------
+    df
+        A column of coordinates for each dimension, and a column of values for each array.
+    target
+        A URL, a repository, or a writable session, which is not committed: several writes become one commit.
+    arrays
+        Columns of values, by default all that are no dimension: their names; or a mapping to paths, or to
+        mappings of ``path`` and what ``zarr.create_array`` takes for an array that is made (``dtype``, ``chunks``,
+        ``compressors``, ``fill_value``, ``attributes``, …). Paths are relative to ``group``.
+    dimensions
+        Columns of coordinates, in the order of the arrays' dimensions; by default those with their names, or the
+        keys of ``coordinates`` where the arrays are yet to be made.
+    coordinates
+        How values become places, by dimension: ``"stored"``, by the array of coordinates with that name, in
+        ``group`` or the nearest above (chosen where there is one); a :class:`RegularGrid` or a mapping of what it
+        takes, or a sequence of values, of which coordinates are made where there are none; ``"distinct"``, the
+        rows' own values, sorted (chosen where there are neither coordinates nor arrays); ``"index"``: the column
+        has the places, from 0 (chosen where there are arrays without coordinates). Times become numbers with CF
+        units, and are found in such. Null and NaN are no coordinates.
+    group
+        Where arrays and coordinates are made.
+    chunks
+        Lengths of the chunks of arrays that are made, by dimension; others are chosen for some megabytes a chunk.
+    tolerance
+        How far a value may be from a stored coordinate, by dimension: a number or a span of time. Without it they
+        must be equal (as 32-bit floats where such are stored).
+    mode
+        ``append`` writes the cells that rows name, and leaves all others; ``overwrite`` first removes what the
+        arrays hold; ``error`` and ``ignore`` refuse, or do nothing, if one of them holds anything.
+    duplicates
+        Of several rows for a cell: ``error`` refuses them; ``last`` takes the last by ``order_by``, or else in the
+        frame's order; ``mean`` and ``sum`` are of those not null, as 64-bit floats (sums of whole numbers exactly).
+    order_by
+        With ``last``: a column of numbers or times.
+    outside
+        ``error`` refuses rows outside the arrays; ``extend`` makes these longer at the end, with all others in the
+        group that have the dimension, and appends coordinates.
+    nulls
+        ``fill`` writes NaN, no time, or the fill value, where a row has no value; ``skip`` leaves the cell.
+    branch, message, metadata, storage_options
+        Of the commit; what ``Repository.open`` takes for a URL.
+
+    Raises
+    ------
+    InvalidInputError
+        A row or an argument is wrong, told by name; nothing is changed.
+    """
+    asked = {"mode": mode, "duplicates": duplicates, "outside": outside, "nulls": nulls}
+    _check_words(asked, order_by)
+    with writing(
+        target, branch=branch, message=message, metadata=metadata, storage_options=storage_options
+    ) as under_way:
+        session = under_way.session
+        check_reachable(session)
+        write = _RowsWrite(
+            df=df,
+            session=session,
+            group=node_path(group),
+            coordinates=dict(coordinates or {}),
+            chunks=dict(chunks or {}),
+            tolerance=dict(tolerance or {}),
+            mode=mode,
+            duplicates=duplicates,
+            order_by=order_by,
+            extends=outside == "extend",
+            skip_nulls=nulls == "skip",
+        )
+        with described(df.sparkSession, f"icechunk_arrow: rows to {session.storage_url}"):
+            under_way.totals = write.run(arrays, dimensions)
+    return under_way.result
+
+
+def _check_words(asked: Mapping[str, str], order_by: str | None) -> None:
+    check_mode(asked["mode"])
+    for name, words in _WORDS.items():
+        if asked[name] not in words:
+            raise InvalidInputError(
+                f"{name} must be one of {', '.join(words)}, not {asked[name]!r}"
+            )
+    if order_by is not None and asked["duplicates"] != "last":
+        raise InvalidInputError("order_by says which row is last: it goes with duplicates='last'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsWrite:
+    """One write: what was asked for, and the steps in their order."""
+
+    df: Any
+    session: Session
+    group: str
+    coordinates: dict[str, Any]
+    chunks: dict[str, int]
+    tolerance: dict[str, Any]
+    mode: str
+    duplicates: str
+    order_by: str | None
+    extends: bool
+    skip_nulls: bool
+
+    def run(self, said: Any, dimensions: Sequence[str] | None) -> TaskTotals:
+        """Look at the rows, make what is not there, and let tasks write."""
+        types = _column_types(self.df)
+        arrays, columns, present = self._settle(said, dimensions, types)
+        names = self._names(columns, present)
+        for what, options in (("coordinates", self.coordinates), ("tolerance", self.tolerance)):
+            for name in options.keys() - set(names):
+                raise InvalidInputError(
+                    f"{what}= names {name!r}, and the dimensions are {', '.join(map(repr, names))}"
+                )
+        used = dict.fromkeys([*columns, *(each.column for each in arrays), *self._others])
+        rows = self.df.select(*[identifier(name) for name in used])
+        paths = frozenset(each.path for each in arrays if self.session.find_array(each.path))
+        asks = self.mode in {"error", "ignore"}
+        if asks and not mode_check(self.mode, self.session)(TaskTotals(paths=paths)):
+            return TaskTotals()
+        count, bounds = _bounds(rows, columns, types)
+        if not count:
+            if self.mode == "overwrite":
+                mode_check(self.mode, self.session)(TaskTotals(paths=paths))
+            return TaskTotals()
+        requests = [
+            AxisRequest(
+                name=name,
+                column=column,
+                way=self.coordinates.get(name),
+                tolerance=self.tolerance.get(name),
+                extends=self.extends,
+                length=present.shape[d] if present is not None else None,
+            )
+            for d, (name, column) in enumerate(zip(names, columns, strict=True))
+        ]
+        axes = [self._resolve(each, rows, types, bounds, present) for each in requests]
+        if present is not None:
+            grow(self.session, arrays, axes)
+        for each in axes:
+            store_coordinates(self.session, self.group, each, types[each.request.column])
+        shape = [each.axis.length for each in axes]
+        make(self.session, arrays, names, shape, self.chunks, present)
+        return self._write(rows, arrays, [each.axis for each in axes], count, paths)
+
+    @property
+    def _others(self) -> list[str]:
+        return [] if self.order_by is None else [self.order_by]
+
+    def _settle(
+        self, said: Any, dimensions: Sequence[str] | None, types: Mapping[str, pa.DataType]
+    ) -> tuple[list[RowArray], list[str], ArrayShape | None]:
+        """Say which columns are values and which coordinates, and what of the arrays is there."""
+        if isinstance(dimensions, str):
+            dimensions = [dimensions]
+        if said is None and dimensions is None:
+            # the arrays that have the names of columns tell
+            alike = self._by_names(types)
+            dimensions = [str(name) for name in alike.names] if alike else list(self.coordinates)
+            dimensions = dimensions or None
+        if said is None and dimensions is None:
+            raise _unnamed()
+        arrays = read_arrays(said, types, self.group, [*(dimensions or []), *self._others])
+        present = shape_of(self.session, arrays)
+        columns = self._columns(dimensions, present, types)
+        twice = [each.column for each in arrays if each.column in columns]
+        if twice:
+            raise InvalidInputError(
+                f"the column {twice[0]!r} cannot be a dimension and values at once"
+            )
+        return arrays, columns, present
+
+    def _by_names(self, types: Mapping[str, pa.DataType]) -> ArrayShape | None:
+        """Find arrays that have the names of columns, and whose dimensions are columns too."""
+        for name in types:
+            path = f"{self.group.rstrip('/')}/{name}"
+            view = self.session.find_array(path)
+            if view is None or not view.node.columns:
+                continue
+            names = view.node.columns.dimension_names or ()
+            if names and name not in names and all(each in types for each in names):
+                return shape_of(
+                    self.session,
+                    read_arrays([name], types, self.group, [each for each in names if each]),
+                )
+        return None
+
+    def _columns(
+        self,
+        dimensions: Sequence[str] | None,
+        present: ArrayShape | None,
+        types: Mapping[str, pa.DataType],
+    ) -> list[str]:
+        """Say which columns have the coordinates, in the order of dimensions."""
+        if dimensions is not None:
+            columns = list(dimensions)
+        elif present is not None and all(present.names):
+            columns = [str(name) for name in present.names]
+        elif present is None and self.coordinates:
+            columns = list(self.coordinates)
+        else:
+            raise _unnamed()
+        if present is not None and len(columns) != len(present.shape):
+            raise InvalidInputError(
+                f"{present.path!r} has {len(present.shape)} dimensions, and dimensions= names {len(columns)}",
+                path=present.path,
+            )
+        if not columns or len(set(columns)) < len(columns):
+            raise InvalidInputError(f"dimensions= must name columns, each once, not {columns}")
+        for name in columns:
+            if name not in types:
+                raise InvalidInputError(
+                    f"the frame has no column {name!r} for the dimension; it has "
+                    f"{', '.join(map(repr, types))}"
+                )
+            if kind_of(types[name]) is None:
+                raise InvalidInputError(
+                    f"the column {name!r} of {types[name]} cannot hold coordinates; cast it to a number, "
+                    f"a time or text"
+                )
+        if self.order_by is not None and kind_of(types.get(self.order_by, pa.null())) in {
+            None,
+            "text",
+        }:
+            raise InvalidInputError(
+                f"order_by must name a column of numbers or times, not {self.order_by!r}"
+            )
+        return columns
+
+    @staticmethod
+    def _names(columns: Sequence[str], present: ArrayShape | None) -> list[str]:
+        if present is None:
+            return list(columns)
+        return [name or column for name, column in zip(present.names, columns, strict=True)]
+
+    def _resolve(
+        self,
+        request: AxisRequest,
+        rows: Any,
+        types: Mapping[str, pa.DataType],
+        bounds: Mapping[str, pa.Array],
+        present: ArrayShape | None,
+    ) -> ResolvedAxis:
+        stored = None
+        if not (isinstance(request.way, str) and request.way == "index"):
+            folder = self.group if present is None else present.path.rpartition("/")[0]
+            stored = find_coordinate(self.session, folder, request.name)
+        column = request.column
+
+        def distinct() -> pa.Array:
+            found = rows.select(identifier(column)).distinct().toArrow().column(0)
+            return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+
+        known = AxisRows(type=types[column], bounds=bounds[column], distinct=distinct)
+        return resolve_axis(request, known, stored, has_arrays=present is not None)
+
+    # -- the work of executors
+
+    def _write(
+        self,
+        rows: Any,
+        arrays: Sequence[RowArray],
+        axes: Sequence[RowAxis],
+        count: int,
+        paths: frozenset[str],
+    ) -> TaskTotals:
+        grids: dict[tuple[int, ...], list[RowArray]] = {}
+        for each in arrays:
+            chunk_shape = self.session.get_array(each.path).grid.chunk_shape
+            grids.setdefault(chunk_shape, []).append(each)
+        merged = frozenset[str]()
+        if self.mode == "overwrite":
+            mode_check(self.mode, self.session)(TaskTotals(paths=paths))
+        else:
+            merged = frozenset(path for path in paths if self.session.has_chunks(path))
+        totals = TaskTotals()
+        for chunk_shape, some in grids.items():
+            found = self._write_grid(rows, some, axes, count, chunk_shape, merged)
+            totals = TaskTotals(
+                tasks=totals.tasks + found.tasks,
+                chunk_count=totals.chunk_count + found.chunk_count,
+                manifest_count=totals.manifest_count + found.manifest_count,
+                paths=totals.paths | found.paths,
+            )
+        return totals
+
+    def _write_grid(
+        self,
+        rows: Any,
+        arrays: Sequence[RowArray],
+        axes: Sequence[RowAxis],
+        count: int,
+        chunk_shape: tuple[int, ...],
+        merged: frozenset[str],
+    ) -> TaskTotals:
+        """Write arrays whose chunks are of one shape."""
+        columns = tuple(self._column(each) for each in arrays)
+        row_bytes = 4 + sum(_bytes_of(each) for each in columns)
+        low, high = _BLOCK_BYTES
+        blocks = plan_row_blocks(
+            shape=[axis.length for axis in axes],
+            chunk_shape=chunk_shape,
+            low=[axis.low for axis in axes],
+            high=[axis.high for axis in axes],
+            cell_bytes=sum(_bytes_of(each) + 1 for each in columns),
+            block_bytes=min(max(count * row_bytes // _MOST_BLOCKS, low), high),
+        )
+        parts = min(blocks.block_count, max(count * row_bytes // _PART_BYTES, 1), _MOST_PARTS)
+        order = None
+        if self.order_by is not None:
+            types = _column_types(self.df)
+            order = canonical(pa.nulls(0, types[self.order_by])).type
+        schema = packed_schema(blocks, columns, order)
+        place = PlaceRows(
+            axes=tuple(axes),
+            columns=columns,
+            blocks=blocks,
+            part_count=parts,
+            order_by=self.order_by,
+            schema=schema,
+        )
+        work = WriteCells(
+            axes=tuple(axes),
+            columns=columns,
+            blocks=blocks,
+            schema=schema,
+            duplicates=self.duplicates,
+            skip_nulls=self.skip_nulls,
+            merged=merged,
+        )
+        return run_tasks(by_block(rows, place), self.session, work)
+
+    def _column(self, array: RowArray) -> CellColumn:
+        stored = opened(self.session, array.path)
+        cells = cell_type(stored, array)
+        if self.duplicates in {"mean", "sum"} and (
+            stored.dtype.kind not in "iuf" or cells.units is not None
+        ):
+            raise InvalidInputError(
+                f"{array.path!r} holds {stored.dtype}, of which there is no {self.duplicates}",
+                path=array.path,
+            )
+        return CellColumn(
+            name=array.column,
+            path=array.path,
+            cells=cells,
+            carried=carried_dtype(cells.dtype, self.duplicates),
+        )
+
+
+def _unnamed() -> InvalidInputError:
+    return InvalidInputError(
+        "which columns are the dimensions? Name them with dimensions=, in the order of the arrays' dimensions"
+    )
+
+
+def by_block(rows: Any, place: PlaceRows) -> Any:
+    """Pack rows into cells, and bring those of a block together, in the order of the frame."""
+    packed = rows.mapInArrow(place, PACKED_DDL)
+    parted = packed.repartitionById(place.part_count, "part")
+    return parted.sortWithinPartitions("block", "source", "number").select("block", "data")
+
+
+def _bytes_of(column: CellColumn) -> int:
+    return column.carried.itemsize if column.carried.kind not in "TO" else 32
+
+
+def _column_types(df: Any) -> dict[str, pa.DataType]:
+    from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415  (an extra, and slow to import)
+    from pyspark.sql.types import TimestampNTZType, TimestampType  # noqa: PLC0415
+
+    found: dict[str, pa.DataType] = {}
+    for field in df.schema.fields:
+        if field.name in found:
+            raise InvalidInputError(f"the frame has the column {field.name!r} twice")
+        kind = field.dataType
+        if isinstance(kind, TimestampType):
+            found[field.name] = pa.timestamp("us", "UTC")
+        elif isinstance(kind, TimestampNTZType):
+            found[field.name] = pa.timestamp("us")
+        else:
+            found[field.name] = to_arrow_type(kind)
+    return found
+
+
+def _bounds(
+    rows: Any, columns: Sequence[str], types: Mapping[str, pa.DataType]
+) -> tuple[int, dict[str, pa.Array]]:
+    """Count the rows, and find the least and the greatest coordinate of each column; refuse those without."""
+    from pyspark.sql import functions as sf  # noqa: PLC0415
+
+    asked = [sf.count(sf.lit(1)).alias("rows")]
+    for d, name in enumerate(columns):
+        column = sf.col(identifier(name))
+        asked += [
+            sf.count(column).alias(f"there_{d}"),
+            sf.min(column).alias(f"low_{d}"),
+            sf.max(column).alias(f"high_{d}"),
+        ]
+    try:
+        table = rows.agg(*asked).toArrow()
+    except Exception as error:
+        ours = error_of(error)
+        if ours is None:
+            raise
+        raise ours from error
+    count: int = table["rows"][0].as_py()
+    found = {}
+    for d, name in enumerate(columns):
+        missing = count - table[f"there_{d}"][0].as_py()
+        if missing:
+            raise InvalidInputError(
+                f"{missing} of {count} rows have no value in the column {name!r}, which says where they "
+                f"are; filter them out, or fill them in. Nothing was changed.",
+                column=name,
+            )
+        ends = pa.chunked_array([*table[f"low_{d}"].chunks, *table[f"high_{d}"].chunks])
+        found[name] = ends.combine_chunks()
+        if (
+            count
+            and kind_of(types[name]) == "float"
+            and found[name][1].as_py() != found[name][1].as_py()
+        ):
+            raise InvalidInputError(
+                f"rows have NaN in the column {name!r}, which says where they are; filter them out. "
+                f"Nothing was changed.",
+                column=name,
+            )
+    return count, found
