@@ -30,6 +30,7 @@ from icechunk_arrow.core.placement import (
     place_additions,
 )
 from icechunk_arrow.core.snapshot import AttributesRef, Node, SnapshotFacts
+from icechunk_arrow.core.stream_marks import carried
 from icechunk_arrow.formats import attributes, live_manifests, structure, transaction
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -264,7 +265,7 @@ def plan_commit(
         message=message,
         written_at=written_at,
         started_at=started_at,
-        properties=properties,
+        properties=carried(base.facts.properties, properties),
         history=base.facts.history_of_child(),
         total_parents=base.facts.total_parents + 1,
         next_node_id=max(changes.next_node_id, base.facts.next_node_id),

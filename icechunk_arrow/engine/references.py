@@ -399,6 +399,8 @@ def _unsigned(column: pa.Array, name: str, start: int, faults: Faults) -> Index:
 
 def _whole_numbers(column: pa.Array, name: str) -> tuple[Index, Mask | None, Mask | None]:
     """Copy whole numbers from 0, of any integer type; tell which are missing and which are negative."""
+    if pa.types.is_decimal128(column.type) and column.type.scale == 0:
+        return _from_decimals(column)
     if not pa.types.is_integer(column.type):
         raise InvalidInputError(f"the column {name!r} must hold whole numbers, not {column.type}")
     missing = ~validity(column) if column.null_count else None
@@ -411,6 +413,18 @@ def _whole_numbers(column: pa.Array, name: str) -> tuple[Index, Mask | None, Mas
     if negative is not None:
         values = np.where(negative, 0, values)
     return values.astype(np.uint64), missing, negative
+
+
+def _from_decimals(column: pa.Array) -> tuple[Index, Mask | None, Mask | None]:
+    """Copy whole numbers that are decimals, as Spark has unsigned ones; what is beyond 64 bits is their largest."""
+    words = np.frombuffer(column.buffers()[1], np.int64).reshape(-1, 2)
+    low, high = words[column.offset : column.offset + len(column)].T
+    missing = ~validity(column) if column.null_count else None
+    known = ~missing if missing is not None else np.True_
+    values = np.where(high > 0, np.uint64(2**64 - 1), low.view(np.uint64))
+    negative = (high < 0) & known
+    values[~known | negative] = 0
+    return values, missing, negative if negative.any() else None
 
 
 def _references(batch: pa.RecordBatch, faults: Faults) -> dict[str, pa.Array]:

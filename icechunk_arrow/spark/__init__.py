@@ -5,18 +5,30 @@
 >>> spark.sql("SELECT path, chunk_count, missing FROM weather_arrays")  # doctest: +SKIP
 """
 
+from icechunk_arrow.core.axis_lookup import RegularGrid
 from icechunk_arrow.spark.attaching import Attached, attach, detach, refresh
 from icechunk_arrow.spark.entries import write_chunks, write_references
+from icechunk_arrow.spark.reading import read_array
+from icechunk_arrow.spark.registering import register
+from icechunk_arrow.spark.rows import write_rows
+from icechunk_arrow.spark.scripting import sql_script
+from icechunk_arrow.spark.streams import each_batch
 from icechunk_arrow.spark.targets import WriteResult
 from icechunk_arrow.spark.tasks import TaskTotals
 
 __all__ = [
     "Attached",
+    "RegularGrid",
     "TaskTotals",
     "WriteResult",
     "attach",
     "detach",
+    "each_batch",
+    "read_array",
     "refresh",
+    "register",
+    "sql_script",
     "write_chunks",
     "write_references",
+    "write_rows",
 ]

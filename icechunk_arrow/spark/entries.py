@@ -33,9 +33,10 @@ Duplicates = Literal["error", "last"]
 class StageRows:
     """The work of one task: rows of references or of encoded chunks, in any order, staged in a fork."""
 
-    kind: Literal["references", "chunks"]
+    kind: str
+    """references, or chunks."""
     array_path: str | None
-    duplicates: Duplicates = "error"
+    duplicates: str = "error"
 
     def __call__(self, fork: ForkSession, batches: Iterator[pa.RecordBatch]) -> None:
         """Stage rows of one partition."""

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow import errors
-from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.columns import from_values, indices
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ __all__ = [
     "error_of",
     "run_tasks",
     "telling_errors",
+    "totals_of",
+    "work_on",
 ]
 
 _RESULT = pa.schema([pa.field("written", pa.binary(), nullable=False)])
@@ -64,18 +67,24 @@ class _Task:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with telling_errors():
-            written = self.write(batches)
+            written = work_on(self.fork, self.work, batches)
         if written is not None:
             data = from_values([pickle.dumps(written)], pa.binary())
             yield pa.RecordBatch.from_arrays([data], schema=_RESULT)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> WrittenChunks | None:
-        rows = (batch for batch in batches if batch.num_rows)
-        first = next(rows, None)
-        if first is None:
-            return None
-        self.work(self.fork, _with_first(first, rows))
-        return self.fork.finish()
+
+def work_on(
+    fork: ForkSession,
+    work: Callable[[ForkSession, Iterator[pa.RecordBatch]], None],
+    batches: Iterator[pa.RecordBatch],
+) -> WrittenChunks | None:
+    """Do a piece of work with what a partition brings; None where that is nothing."""
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return None
+    work(fork, _with_first(first, rows))
+    return fork.finish()
 
 
 def _with_first(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,7 +202,7 @@ class RecentRows:
 
     def _noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            self._kept.append((self._row, batch))
+            self._kept.append((self._row, _shown(batch)))
             self._row += batch.num_rows
             while self._row - self._kept[0][0] > _RECENT_ROWS + self._kept[0][1].num_rows:
                 self._kept.popleft()
@@ -203,10 +212,17 @@ class RecentRows:
         """Show a row."""
         for first, batch in self._kept:
             if first <= number < first + batch.num_rows:
-                names = [name for name in _SHOWN if name in batch.schema.names]
-                row = batch.slice(number - first, 1).select(names).to_pylist()[0]
-                return "the row " + ", ".join(f"{name}={row[name]!r}" for name in names)
+                row = batch.slice(number - first, 1).to_pylist()[0]
+                return "the row " + ", ".join(f"{name}={row[name]!r}" for name in row)
         return "a row"
+
+
+def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep what an error shows of rows; not the bytes of chunks, which one buffer holds with the rest."""
+    kept = batch.select([name for name in _SHOWN if name in batch.schema.names])
+    if "data" not in batch.schema.names or not kept.num_columns:
+        return kept
+    return kept.take(indices(np.arange(kept.num_rows)))
 
 
 @contextmanager

@@ -24,6 +24,11 @@ from tests.benchmarks.plate import plate
 from tests.benchmarks.reading import first_chunk, memory
 from tests.benchmarks.references import references
 from tests.benchmarks.requests import cold_read
+from tests.benchmarks.spark_reading import spark_reading
+from tests.benchmarks.spark_rows import spark_rows
+from tests.benchmarks.spark_writes import spark_writes
+from tests.benchmarks.sql import sql
+from tests.benchmarks.sql_spark import sql_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +47,11 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "memory": memory,
     "plate": plate,
     "growth": growth,
+    "sql": sql,
+    "sql_spark": sql_spark,
+    "spark_writes": spark_writes,
+    "spark_reading": spark_reading,
+    "spark_rows": spark_rows,
     "import": imports,
 }
 

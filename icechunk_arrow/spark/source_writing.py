@@ -1,0 +1,302 @@
+"""Writing through ``format("icechunk")``: tasks stage what their partition brings, the driver commits once.
+
+Owns what the options of a write mean, and the two phases. Spark hands over whatever partitions a frame has, so
+tasks may write chunks between each other's: the commit brings these in order. Planning, tasks and commit each run
+in a process of their own, so a message carries what the commit has to know.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from icechunk_arrow.core.cell_blocks import POLICIES
+from icechunk_arrow.core.conflict import ConflictDetector
+from icechunk_arrow.core.stream_marks import Batch
+from icechunk_arrow.engine.commit import check_message
+from icechunk_arrow.engine.discarding import discard_written
+from icechunk_arrow.engine.opening import open_context
+from icechunk_arrow.engine.timetravel import tip_to_read
+from icechunk_arrow.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
+from icechunk_arrow.repository import Repository
+from icechunk_arrow.session import Session
+from icechunk_arrow.spark.arrays_to_make import make_arrays
+from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.entries import StageRows
+from icechunk_arrow.spark.options import Options
+from icechunk_arrow.spark.row_tasks import StageCells
+from icechunk_arrow.spark.streams import commit_batch, is_committed, running_query
+from icechunk_arrow.spark.targets import mode_check
+from icechunk_arrow.spark.tasks import check_reachable, totals_of, work_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.forks import WrittenChunks
+
+__all__ = ["stream_writer_of", "writer_of"]
+
+_TABLES = ("references", "chunks", "rows")
+_OF_SPARK = ("checkpointlocation", "queryname")
+"""Options of a stream that are Spark's own, and are passed on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    """What a write is to do, as its options say."""
+
+    context: Context
+    tip: Tip
+    """Where the branch stood when the write was planned."""
+    work: StageRows | StageCells
+    merging: str
+    """What becomes of a chunk that two tasks wrote: error or last."""
+    mode: str
+    arrays: Mapping[str, Any]
+    message: str
+    metadata: Mapping[str, Any]
+    query_id: str | None = None
+
+    def session(self) -> Session:
+        """Give the session that the write began with: on the same snapshot, with the same arrays made."""
+        session = Session(self.context, self.tip.snapshot_id, self.tip)
+        make_arrays(session, self.arrays)
+        return session
+
+    def merged(self, parts: Sequence[WrittenChunks]) -> Session | None:
+        """Give the session with what the tasks wrote; None where the mode says to leave things as they are."""
+        session = self.session()
+        if not mode_check(self.mode, session)(totals_of(parts)):
+            return None
+        try:
+            session.merge_written(parts, duplicates=self.merging)
+        except InvalidInputError as error:
+            if isinstance(self.work, StageRows):
+                raise
+            raise InvalidInputError(
+                f"rows of one chunk came in several partitions, each of which makes a chunk of its own of them. "
+                f"Use icechunk_arrow.spark.write_rows, which brings them together, or repartition the frame "
+                f"by chunk. {error}"
+            ) from error
+        return session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message(WriterCommitMessage):
+    """What a task tells the commit."""
+
+    tip: Tip
+    """Where the branch stood when the write was planned: what was written stands on that."""
+    written: WrittenChunks | None
+    """None where the partition was empty."""
+    query_id: str | None = None
+    """The streaming query that the task ran for."""
+
+
+def writer_of(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Writer:
+    """Give what writes a frame."""
+    return _Writer(_write_of(options, overwrite=overwrite, stream=False), schema)
+
+
+def stream_writer_of(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> _StreamWriter:
+    """Give what writes the batches of a stream."""
+    return _StreamWriter(_write_of(options, overwrite=overwrite, stream=True), schema)
+
+
+def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _Write:
+    given = Options(options)
+    for name in _OF_SPARK if stream else ():
+        given.take(name)
+    url = given.need("path", "the URL of the repository, as save does")
+    table = given.take_one_of("table", _TABLES, "references")
+    appending = ("append",) if stream else ("append", "error", "ignore")
+    words = ("overwrite",) if overwrite else appending
+    mode = given.take_one_of("mode", words, words[0])
+    arrays = given.take_object("arrays") or {}
+    branch = given.take("branch") or "main"
+    message = given.take("message") or f"write {table}"
+    metadata = given.take_object("metadata") or {}
+    query_id = given.take("query_id") if stream else None
+    storage_options = given.storage_options()
+    if table == "rows":
+        work: StageRows | StageCells = _cells_of(given, replaces=overwrite)
+        merging = "error"
+    else:
+        merging = given.take_one_of("duplicates", ("error", "last"), "error")
+        work = StageRows(kind=table, array_path=given.take("array"), duplicates=merging)
+    given.refuse_rest("writing")
+    check_message(message, metadata)
+    context = open_context(url, storage_options, None, None, state_url=None)
+    context.storage.require_writable()
+    return _Write(
+        context=context,
+        tip=tip_to_read(context, branch),
+        work=work,
+        merging=merging,
+        mode=mode,
+        arrays=arrays,
+        message=message,
+        metadata=metadata,
+        query_id=query_id,
+    )
+
+
+def _cells_of(given: Options, *, replaces: bool) -> StageCells:
+    """Read what ``table=rows`` takes: the words of ``write_rows`` that need no look at all rows."""
+    columns = given.take("columns")
+    order_by = given.take("order_by")
+    duplicates = given.take_one_of("duplicates", POLICIES, "error")
+    if order_by is not None and duplicates != "last":
+        raise InvalidInputError("order_by says which row is last: it goes with duplicates=last")
+    return StageCells(
+        arrays=None if columns is None else _columns_of(columns),
+        dimensions=given.take_list("dimensions"),
+        coordinates=given.take_object("coordinates") or {},
+        tolerance=given.take_object("tolerance") or {},
+        group=node_path(given.take("group") or "/"),
+        duplicates=duplicates,
+        order_by=order_by,
+        skip_nulls=given.take_one_of("nulls", ("fill", "skip"), "fill") == "skip",
+        replaces=replaces,
+    )
+
+
+def _columns_of(text: str) -> Any:
+    """Read the columns of values: their names, or an object that gives the path of each one's array."""
+    alone = Options({"columns": text})
+    if text.lstrip().startswith("{"):
+        return alone.take_object("columns")
+    return alone.take_list("columns")
+
+
+class _Tasks:
+    """What batches and streams have in common: the tasks, and cleaning up after them."""
+
+    def __init__(self, write: _Write, schema: StructType) -> None:
+        session = write.session()
+        check_reachable(session)
+        self._plan = write
+        self._fork = session.fork()
+        write.work(self._fork, iter([_no_rows(schema)]))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
+        """Stage what a partition brings; on an executor."""
+        return _Message(
+            tip=self._plan.tip,
+            written=work_on(self._fork, self._plan.work, iterator),
+            query_id=running_query(),
+        )
+
+    def _clean_up(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete what finished tasks wrote, if another one did not finish: then no commit was begun.
+
+        After a commit that failed all messages are there. What is certain then the commit has deleted; the rest
+        may be published by an answer that was lost.
+        """
+        if any(message is None for message in messages):
+            found = [message for message in messages if isinstance(message, _Message)]
+            discard_written(self._plan.context, _parts(found))
+
+
+class _Writer(_Tasks, DataSourceArrowWriter):
+    """Writes a frame in one commit."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Merge what the tasks wrote, and commit it; in another process than the planning."""
+        write, parts = self._plan, _parts(_all_there(messages))
+        with _discarding(write.context, parts):
+            session = write.merged(parts)
+            if session is not None and session.has_uncommitted_changes:
+                session.commit(write.message, write.metadata, rebase_with=ConflictDetector())
+        if session is None:
+            discard_written(write.context, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Clean up after a job that failed."""
+        self._clean_up(messages)
+
+
+class _StreamWriter(_Tasks, DataSourceStreamArrowWriter):
+    """Writes each batch of a stream in one commit, once."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Merge what the tasks wrote, and commit it, unless the branch has this batch.
+
+        Spark makes a writer anew for this: what was planned on which snapshot stands in the messages.
+        """
+        there = _all_there(messages)
+        parts = _parts(there)
+        if not parts:
+            return
+        query_id = self._plan.query_id or there[0].query_id
+        if query_id is None:
+            raise InvalidInputError(
+                "Spark does not say which streaming query this is; give the option 'query_id', a name that "
+                "stays with the query's checkpoint"
+            )
+        batch = Batch(query_id=query_id, batch_id=batchId)
+        write = replace(self._plan, tip=there[0].tip)
+        with _discarding(write.context, parts):
+            repository = Repository(write.context)
+            done = is_committed(repository, write.tip.branch, batch)
+            session = None if done else write.merged(parts)
+            if session is not None:
+                done = (
+                    commit_batch(repository, session, batch, write.message, write.metadata) is None
+                )
+        if done:
+            discard_written(write.context, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Clean up after a batch that failed."""
+        self._clean_up(messages)
+
+
+@contextmanager
+def _discarding(context: Context, parts: Sequence[WrittenChunks]) -> Iterator[None]:
+    """Delete what tasks wrote where it is certain that it was not published: something was refused, or lost."""
+    try:
+        yield
+    except (InvalidInputError, AlreadyExistsError, NotFoundError, ConflictError):
+        discard_written(context, parts)
+        raise
+
+
+def _all_there(messages: Sequence[WriterCommitMessage | None]) -> list[_Message]:
+    found = [message for message in messages if isinstance(message, _Message)]
+    if len(found) < len(messages):
+        raise StorageError(
+            f"{len(messages) - len(found)} of {len(messages)} tasks did not say what they wrote. Nothing was "
+            f"committed; write the frame again."
+        )
+    return found
+
+
+def _parts(messages: Sequence[_Message]) -> list[WrittenChunks]:
+    return [message.written for message in messages if message.written is not None]
+
+
+def _no_rows(schema: StructType) -> pa.RecordBatch:
+    """Give a batch as the tasks will see, for columns to be checked before anything runs."""
+    return pa.RecordBatch.from_pylist([], schema=to_arrow_schema(schema))

@@ -1,0 +1,173 @@
+"""Jobs that tests run as drivers of their own: ``python -m tests.spark.drivers JOB ARGUMENT … -- NAME=VALUE …``.
+
+A job's frame is made in tasks, which tell of themselves by files in a folder and wait there for others, so that a
+test can kill at a moment of its choice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CHUNK_BYTES", "PARTITIONS", "PER_PARTITION", "SlowChunks", "array_spec"]
+
+PARTITIONS = 2
+FIRST = 80
+"""Chunks of a partition that come at once: more than a task gathers before it writes."""
+PER_PARTITION = FIRST + 4
+CHUNK_BYTES = 1 << 20
+
+
+def array_spec() -> dict[str, Any]:
+    """The array that the chunks are of."""
+    return {
+        "shape": (PARTITIONS * PER_PARTITION * CHUNK_BYTES,),
+        "chunks": (CHUNK_BYTES,),
+        "dtype": "u1",
+        "compressors": None,
+        "fill_value": 255,
+    }
+
+
+@dataclass(frozen=True)
+class SlowChunks:
+    """Makes the chunks of a partition: most of them, then a file that says so, and the rest once it may."""
+
+    folder: str
+    waits: bool = True
+    only_one: bool = False
+    """Whether none but the first attempt at the first partition waits."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        for _ in batches:
+            pass
+        partition, attempt = task.partitionId(), task.attemptNumber()
+        start = partition * PER_PARTITION
+        yield _chunks(range(start, start + FIRST))
+        place = Path(self.folder)
+        mark = place / f"at-{partition}-{attempt}"
+        mark.with_suffix(".tmp").write_text(str(os.getpid()))
+        mark.with_suffix(".tmp").rename(mark)
+        if self.waits and not (self.only_one and (partition, attempt) != (0, 0)):
+            while not (place / "go").exists():
+                time.sleep(0.02)
+        yield _chunks(range(start + FIRST, start + PER_PARTITION))
+
+
+def _chunks(numbers: range) -> pa.RecordBatch:
+    data = [np.full(CHUNK_BYTES, number % 251, "u1").tobytes() for number in numbers]
+    return pa.record_batch(
+        {
+            "index": pa.array([[number] for number in numbers], pa.list_(pa.int32())),
+            "data": pa.array(data, pa.binary()),
+        }
+    )
+
+
+def session_of(settings: dict[str, str]) -> Any:
+    """Start Spark."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    chosen = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
+        "spark.driver.bindAddress": "127.0.0.1",
+        **settings,
+    }
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def chunks(spark: Any, root: str, folder: str, way: str, waits: str = "wait") -> None:
+    """Write the array of slow chunks, by the function or the format."""
+    import icechunk_arrow.spark
+
+    work = SlowChunks(folder, waits=waits != "go", only_one=waits == "first")
+    frame = spark.range(PARTITIONS, numPartitions=PARTITIONS).mapInArrow(
+        work, "index array<int>, data binary"
+    )
+    say(f"app {spark.sparkContext.applicationId}")
+    if way == "function":
+        icechunk_arrow.spark.write_chunks(frame, root, "/a", shuffle=False)
+    else:
+        icechunk_arrow.spark.register(spark)
+        writer = frame.write.format("icechunk").mode("append").option("table", "chunks")
+        writer.option("array", "/a").save(root)
+    say("committed")
+    if waits == "stay":
+        time.sleep(600)
+
+
+def references(spark: Any, root: str, source: str, way: str, *settings: str) -> None:
+    """Write the references of Parquet files."""
+    import icechunk_arrow.spark
+
+    frame = spark.read.parquet(source)
+    options = dict(each.split("=", 1) for each in settings)
+    if way == "function":
+        icechunk_arrow.spark.write_references(frame, root, "/a", storage_options=options or None)
+    else:
+        icechunk_arrow.spark.register(spark)
+        writer = frame.repartition(3).write.format("icechunk").mode("append").option("array", "/a")
+        writer.options(**{f"storage.{name}": value for name, value in options.items()}).save(root)
+    say("committed")
+
+
+def stream(spark: Any, root: str, source: str, checkpoint: str, way: str) -> None:
+    """Write a stream of Parquet files, one in each batch, until all are there."""
+    import icechunk_arrow.spark
+
+    icechunk_arrow.spark.register(spark)
+    reader = spark.readStream.schema("index array<int>, location string, offset long, length long")
+    writer = reader.option("maxFilesPerTrigger", 1).parquet(source).writeStream
+    if way == "format":
+        writer = writer.format("icechunk").option("path", root).option("array", "/a")
+    else:
+        writer = writer.foreachBatch(
+            icechunk_arrow.spark.each_batch(
+                icechunk_arrow.spark.write_references, root, array_path="/a"
+            )
+        )
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    say("started")
+    query.awaitTermination()
+    say("ended")
+
+
+def main() -> None:
+    """Run one job."""
+    job, *rest = sys.argv[1:]
+    cut = rest.index("--")
+    settings = dict(each.split("=", 1) for each in rest[cut + 1 :])
+    jobs = {"chunks": chunks, "references": references, "stream": stream}
+    spark = session_of(settings)
+    jobs[job](spark, *rest[:cut])
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
