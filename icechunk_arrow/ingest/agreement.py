@@ -1,0 +1,204 @@
+"""Whether files can become one: their variables, types, grids, storage and attributes, compared with the first's.
+
+Owns what must be the same and what may differ. Pure: facts in, differences out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.ingest.time_units import shift_between
+
+if TYPE_CHECKING:
+    from icechunk_arrow.ingest.hdf5 import FileFacts, Variable
+
+__all__ = ["COMBINE_ATTRS", "Differences", "compare_files", "units_givers"]
+
+COMBINE_ATTRS = ("identical", "override", "drop_conflicts")
+_DECODING = frozenset(
+    {
+        "_FillValue",
+        "_Unsigned",
+        "add_offset",
+        "calendar",
+        "dtype",
+        "missing_value",
+        "scale_factor",
+        "units",
+    }
+)
+"""Attributes that say what stored values mean: no choice about them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """What may differ and is dealt with by whoever puts files together."""
+
+    layouts: tuple[str, ...]
+    """Variables whose values are stored otherwise: in other chunks, or through other filters."""
+    units: tuple[str, ...]
+    """Variables whose values are counted in other units."""
+    attributes: tuple[str, ...]
+    """As ``/path@name``."""
+
+
+def units_givers(facts: FileFacts) -> dict[str, str]:
+    """Tell for variables that hold the bounds of another which one says their units."""
+    givers = {}
+    for each in facts.variables.values():
+        bounds = each.attributes.get("bounds", each.attributes.get("climatology"))
+        if isinstance(bounds, str):
+            path = f"{each.path.rpartition('/')[0]}/{bounds}"
+            if path in facts.variables and "units" not in facts.variables[path].attributes:
+                givers[path] = each.path
+    return givers
+
+
+def compare_files(
+    first: FileFacts, other: FileFacts, concat_dim: str, combine_attrs: str | None
+) -> Differences:
+    """Compare a file with the first.
+
+    Parameters
+    ----------
+    first, other
+        What they hold.
+    concat_dim
+        The dimension along which they are put together.
+    combine_attrs
+        ``identical``, ``override`` or ``drop_conflicts``, of all attributes that do not say what values mean.
+        None: groups' those of the first, variables' identical.
+
+    Raises
+    ------
+    InvalidInputError
+        They cannot be put together; the message says why, and of which variable.
+    """
+    for kind, left, right in (
+        ("group", first.groups, other.groups),
+        ("variable", first.variables, other.variables),
+    ):
+        if left.keys() != right.keys():
+            raise InvalidInputError(_membership(kind, set(left), set(right)))
+    layouts: list[str] = []
+    recounted: list[str] = []
+    attributes: list[str] = []
+    givers = units_givers(first)
+    for path, mine in first.variables.items():
+        theirs = other.variables[path]
+        _compare_variable(mine, theirs, concat_dim)
+        giver = givers.get(path, path)
+        units = [each.variables[giver].attributes.get("units") for each in (first, other)]
+        if not _same_layout(mine, theirs):
+            layouts.append(path)
+        if units[0] != units[1]:
+            recounted.append(path)
+        attributes += _attributes(
+            path, mine.attributes, theirs.attributes, combine_attrs or "identical", mine, concat_dim
+        )
+    for path, own in first.groups.items():
+        attributes += _attributes(path, own, other.groups[path], combine_attrs or "override")
+    return Differences(layouts=tuple(layouts), units=tuple(recounted), attributes=tuple(attributes))
+
+
+def _membership(kind: str, left: set[str], right: set[str]) -> str:
+    parts = []
+    if left - right:
+        parts.append(f"lacks the {kind} {min(left - right)!r}")
+    if right - left:
+        parts.append(f"has the {kind} {min(right - left)!r}, which the first does not have")
+    names = sorted(left ^ right)
+    return f"it {' and '.join(parts)}; leave such out with drop={names}"
+
+
+def _compare_variable(mine: Variable, theirs: Variable, concat_dim: str) -> None:
+    path = mine.path
+    facts: list[tuple[str, Any, Any]] = [
+        ("dimensions", mine.dims, theirs.dims),
+        ("type", _type(mine), _type(theirs)),
+        ("fill value", mine.fill_value, theirs.fill_value),
+    ]
+    for name, own, its in facts:
+        if own != its and not (own != own and its != its):  # noqa: PLR0124 -- NaN
+            raise InvalidInputError(
+                f"the {name} of {path!r}: {its} here, {own} in the first file; leave it out with "
+                f"drop=[{path!r}]"
+            )
+    for dim, own_length, its_length in zip(mine.dims, mine.shape, theirs.shape, strict=True):
+        if dim != concat_dim and own_length != its_length:
+            raise InvalidInputError(
+                f"{path!r} has length {its_length} along {dim!r}, and {own_length} in the first file; "
+                f"only {concat_dim!r} may differ"
+            )
+    if mine.fingerprint != theirs.fingerprint:
+        raise InvalidInputError(
+            f"the values of {path!r} differ from the first file's, and it has no dimension "
+            f"{concat_dim!r} along which both could stand; leave it out with drop=[{path!r}]"
+        )
+
+
+def _type(variable: Variable) -> str:
+    return "text" if variable.dtype is None else variable.dtype.newbyteorder("=").name
+
+
+def _same_layout(mine: Variable, theirs: Variable) -> bool:
+    if mine.unreferable or theirs.unreferable:
+        return mine.unreferable == theirs.unreferable
+    return (mine.chunks, _decoders(mine)) == (theirs.chunks, _decoders(theirs))
+
+
+def _decoders(variable: Variable) -> list[Any]:
+    """Codecs, without what only counts in writing."""
+    return [
+        {**codec, "configuration": {k: v for k, v in configuration.items() if k != "level"}}
+        if (configuration := codec.get("configuration"))
+        else codec
+        for codec in variable.codecs
+    ]
+
+
+def _attributes(
+    path: str,
+    mine: dict[str, Any],
+    theirs: dict[str, Any],
+    combine_attrs: str,
+    variable: Variable | None = None,
+    concat_dim: str | None = None,
+) -> list[str]:
+    """Give the attributes that differ and may, or raise."""
+    different = [
+        name
+        for name in sorted(mine.keys() | theirs.keys())
+        if repr(mine.get(name)) != repr(theirs.get(name))
+    ]
+    allowed = []
+    for name in different:
+        if variable is not None and name in _DECODING:
+            if name == "units" and concat_dim in variable.dims and _convertible(mine, theirs):
+                continue
+        elif combine_attrs != "identical":
+            allowed.append(f"{path}@{name}")
+            continue
+        raise InvalidInputError(
+            f"the attribute {name!r} of {path!r} is {theirs.get(name)!r} here and {mine.get(name)!r} in the "
+            f"first file; "
+            + (
+                f"leave it out with drop=['{path}@{name}']"
+                if variable is not None and name in _DECODING
+                else "take the first file's with combine_attrs='override', or those that all agree on with "
+                "'drop_conflicts'"
+            )
+        )
+    return allowed
+
+
+def _convertible(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    units, wanted = theirs.get("units"), mine.get("units")
+    calendar = str(mine.get("calendar", ""))
+    return (
+        isinstance(units, str)
+        and isinstance(wanted, str)
+        and shift_between(units, wanted, calendar) is not None
+    )

@@ -1,0 +1,335 @@
+"""Rows of a Delta table into arrays: all of them, or only what came since the last time.
+
+Owns which rows are taken, and how it is remembered: the table's version stands among the snapshot's properties as
+the last batch of a stream does, and every later commit carries it forward. So a run that is repeated does nothing,
+and one that was interrupted begins again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from icechunk_arrow.core.stream_marks import LAST_BATCHES, Batch
+from icechunk_arrow.delta.tables import DeltaTable, delta_table
+from icechunk_arrow.engine.commit import check_message
+from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
+from icechunk_arrow.ingest.progress import Amount, Ingested, Reporter
+from icechunk_arrow.ingest.spark_frames import check_choice
+from icechunk_arrow.repository import Repository
+from icechunk_arrow.session import Session
+from icechunk_arrow.spark.quoting import identifier
+from icechunk_arrow.spark.rows import write_rows
+from icechunk_arrow.spark.streams import commit_batch
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from icechunk_arrow.ingest.progress import Progress
+
+    Arrays = str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
+
+__all__ = ["IngestedTable", "delta"]
+
+_ORDER = "_icechunk_order"
+_OF_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
+_FILES_AT_ONCE = 1 << 30
+_CHANGED = "rows were changed or deleted; use take='changes', or take='all'"
+_FORGOTTEN = "Delta has forgotten some of the versions since; take='all' takes all rows once more"
+_REASONS = {
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": _CHANGED,
+    "DELTA_SOURCE_IGNORE_DELETE": _CHANGED,
+    "DELTA_MISSING_CHANGE_DATA": (
+        "no change feed was kept, as it is from when delta.enableChangeDataFeed is set; take='all' takes all rows "
+        "once more"
+    ),
+    "DELTA_VERSION_NOT_FOUND": _FORGOTTEN,
+    "DELTA_LOG_FILE_NOT_FOUND": _FORGOTTEN,
+    "DELTA_TRUNCATED_TRANSACTION_LOG": _FORGOTTEN,
+}
+"""Delta's names of errors, and what they come to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestedTable(Ingested):
+    """What an ingest of a Delta table brought."""
+
+    since_version: int | None
+    """The version that was there before; None if all rows were taken."""
+    version: int
+    """The table's version that is there now."""
+
+
+def delta(
+    spark: Any,
+    table: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Repository | Session,
+    arrays: Arrays = None,
+    *,
+    take: Literal["appends", "changes", "all"] = "appends",
+    version: int | None = None,
+    name: str | None = None,
+    branch: str = "main",
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> IngestedTable:
+    """Bring rows of a Delta table into arrays, as one commit; the next time only what has come since.
+
+    The first time all rows of the table are taken. The commit's properties say up to which version, and so do those
+    of all commits after it; another run takes what later versions brought, and does nothing if there are none.
+
+    Parameters
+    ----------
+    spark
+        A Spark session that knows Delta Lake.
+    table
+        A name in a catalog, or a path (with a slash in it).
+    target
+        A repository, its path or URL; with ``take="all"`` also a writable session, which is not committed here.
+    arrays, options
+        What :func:`icechunk_arrow.spark.write_rows` takes: ``dimensions``, ``coordinates``, ``duplicates``, ….
+    take
+        ``appends`` takes rows that were added since, and refuses a table in which others were changed or deleted
+        (a classic Spark session only: it is a stream of Delta's). ``changes`` takes the table's Change Data Feed:
+        rows that were inserted or updated are written, the latest for each cell; the cells of deleted rows become
+        what null becomes: NaN, no time, or the fill value. ``all`` takes all rows again whenever there is a new
+        version; cells of rows that are gone stay as they are.
+    version
+        Up to which version of the table; the newest if none is named. Not with ``appends``.
+    name
+        What the snapshot's properties call this ingest. Needed where one table goes into several places of a
+        repository by several calls: each has to have a name of its own.
+    branch, message, metadata
+        Of the commit.
+    storage_options
+        For a URL, as ``Repository.open`` takes them.
+    on_progress
+        Called now and then with how far it has come.
+
+    Raises
+    ------
+    InvalidInputError
+        The table's log does not tell what was asked for: rows were changed, no change feed was kept, or Delta has
+        forgotten the versions in between; nothing is changed.
+    """
+    check_choice("take", take, ("appends", "changes", "all"))
+    check_message(message or "", metadata)
+    if take == "appends" and version is not None:
+        raise InvalidInputError(
+            "a version cannot be named with take='appends': Delta gives all that was added; name one with "
+            "take='changes' or take='all'"
+        )
+    if take == "changes":
+        options = _checked_for_changes(options)
+    source = delta_table(spark, table)
+    run = _Run(
+        source=source,
+        arrays=arrays,
+        take=take,
+        options=options,
+        reporter=Reporter(spark, f"icechunk_arrow: rows of {source.label}", on_progress),
+    )
+    if isinstance(target, Session):
+        return _into_session(run, target, version, storage_options)
+    repository = target
+    if not isinstance(repository, Repository):
+        repository = Repository.open(repository, storage_options)
+    elif storage_options is not None:
+        raise InvalidInputError("storage_options go with a URL; a repository has its own")
+    session = repository.writable_session(branch)
+    query_id = f"delta:{name or source.id()}"
+    since = _version_in(repository, session, query_id)
+    until = source.newest_version() if version is None else version
+    if since is not None and since >= until:
+        return run.ingested(None, since, since)
+    reached = run.write(session, since, until)
+    if since is not None and reached == since:
+        return run.ingested(None, since, since)
+    batch = Batch(query_id=query_id, batch_id=reached)
+    said = message or f"rows of {source.label} up to version {reached}"
+    snapshot_id = commit_batch(repository, session, batch, said, metadata or {})
+    return run.ingested(snapshot_id, since, reached)
+
+
+def _into_session(
+    run: _Run,
+    session: Session,
+    version: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> IngestedTable:
+    if storage_options is not None:
+        raise InvalidInputError("storage_options go with a URL; a session has its own")
+    if run.take != "all":
+        raise InvalidInputError(
+            "what has been taken is remembered in a commit, and the session's owner makes that; give the URL or "
+            "the repository, or take='all'"
+        )
+    until = run.source.newest_version() if version is None else version
+    return run.ingested(None, None, run.write(session, None, until))
+
+
+def _version_in(repository: Repository, session: Session, query_id: str) -> int | None:
+    """Tell which version of the table a session's snapshot has; None if none."""
+    properties = repository.lookup_snapshot(session.snapshot_id).metadata
+    found: int | None = properties.get(LAST_BATCHES, {}).get(query_id)
+    return found
+
+
+def _checked_for_changes(options: Mapping[str, Any]) -> dict[str, Any]:
+    for word, only in (("duplicates", "last"), ("nulls", "fill"), ("mode", "append")):
+        if options.get(word, only) != only:
+            raise InvalidInputError(
+                f"{word}={options[word]!r} does not go with take='changes', where the latest change of a cell "
+                f"counts, and a deletion is one"
+            )
+    if "order_by" in options:
+        raise InvalidInputError(
+            "order_by does not go with take='changes': the table's versions are the order"
+        )
+    return dict(options)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One ingest that is under way."""
+
+    source: DeltaTable
+    arrays: Arrays
+    take: str
+    options: Mapping[str, Any]
+    reporter: Reporter
+    paths: set[str] = field(default_factory=set)
+    chunk_count: int = 0
+
+    def ingested(self, snapshot_id: str | None, since: int | None, version: int) -> IngestedTable:
+        """Say what came of it."""
+        return IngestedTable(
+            snapshot_id=snapshot_id,
+            arrays=tuple(sorted(self.paths)),
+            file_count=0,
+            chunk_count=self.chunk_count,
+            since_version=None if self.take == "all" else since,
+            version=version,
+        )
+
+    def write(self, session: Session, since: int | None, until: int) -> int:
+        """Write the rows of versions after one, up to another; tell which version that came to."""
+        with self.reporter.stage("rows", Amount()):
+            if since is None or self.take == "all":
+                rows = self.source.frame(versionAsOf=until)
+                more = {"duplicates": "last"} if self.take == "changes" else {}
+                self._rows(session, rows, **more)
+                return until
+            if self.take == "changes":
+                with self._explained(since):
+                    rows = self._changes(since, until)
+                    self._rows(session, rows, duplicates="last", order_by=_ORDER)
+                return until
+            with self._explained(since):
+                return self._appended(session, since)
+
+    @contextmanager
+    def _explained(self, since: int) -> Iterator[None]:
+        """Say in our words why Delta cannot tell what came after a version."""
+        try:
+            yield
+        except IcechunkArrowError:
+            raise
+        except Exception as error:
+            reason = next((said for word, said in _REASONS.items() if word in str(error)), None)
+            if reason is None:
+                raise
+            raise InvalidInputError(
+                f"it cannot be told what came into the table {self.source.label} after version {since}: {reason}. "
+                f"Nothing was changed."
+            ) from error
+
+    def _rows(self, session: Session, rows: Any, **more: Any) -> None:
+        done = write_rows(rows, session, self.arrays, **{**self.options, **more})
+        self.paths |= done.totals.paths
+        self.chunk_count += done.totals.chunk_count
+
+    def _changes(self, since: int, until: int) -> Any:
+        """Read the change feed as rows: a deletion is a row without values, before what its commit wrote."""
+        from pyspark.sql import functions as sf  # noqa: PLC0415  (an extra, and slow to import)
+
+        feed = self.source.frame(
+            readChangeFeed="true", startingVersion=since + 1, endingVersion=until
+        )
+        columns = [each for each in feed.columns if each not in _OF_FEED]
+        values = self._value_columns(columns)
+        written = sf.col("_change_type").isin("insert", "update_postimage")
+        kept = [
+            sf.when(written, sf.col(identifier(each))).alias(each)
+            if each in values
+            else sf.col(identifier(each))
+            for each in columns
+        ]
+        order = sf.col("_commit_version") * 2 + written.cast("long")
+        return feed.select(*kept, order.alias(_ORDER))
+
+    def _value_columns(self, columns: Iterable[str]) -> set[str]:
+        """Say which columns a deletion takes the values of."""
+        if isinstance(self.arrays, str):
+            return {self.arrays}
+        if self.arrays is not None:
+            return set(self.arrays)
+        dimensions = self.options.get("dimensions") or self.options.get("coordinates")
+        if not dimensions:
+            raise InvalidInputError(
+                "take='changes' has to know which columns hold values: name them in arrays, or the others in "
+                "dimensions"
+            )
+        return set(columns) - ({dimensions} if isinstance(dimensions, str) else set(dimensions))
+
+    def _appended(self, session: Session, since: int) -> int:
+        """Write what was added after a version; a stream that ends is how Delta reads that, and no more."""
+        if type(self.source.spark).__module__.startswith("pyspark.sql.connect"):
+            raise InvalidInputError(
+                "take='appends' reads a stream in the driver, which Spark Connect has not; use take='changes' or "
+                "take='all' there"
+            )
+        failed: list[Exception] = []
+
+        def write(rows: Any, _: int) -> None:
+            try:
+                self._rows(session, rows)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        folder = tempfile.mkdtemp(prefix="icechunk_arrow-")
+        try:
+            rows = self.source.stream(startingVersion=since + 1, maxFilesPerTrigger=_FILES_AT_ONCE)
+            query = (
+                rows.writeStream.foreachBatch(write)
+                .option("checkpointLocation", Path(folder).as_uri())
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        except Exception as error:
+            if failed:
+                raise failed[0] from error
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return max([since, *(_reached(each) for each in query.recentProgress)])
+
+
+def _reached(progress: Any) -> int:
+    """Read off a stream's progress up to which version of the table it has come."""
+    end = json.loads(progress["sources"][0]["endOffset"] or "{}") if progress["sources"] else {}
+    if isinstance(end, str):
+        end = json.loads(end)
+    # a position before the first file of a version says that the one before is done
+    return int(end["reservoirVersion"]) - (int(end["index"]) < 0) if end else -1

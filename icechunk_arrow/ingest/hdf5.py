@@ -1,0 +1,390 @@
+"""What stands in an HDF5 or NetCDF-4 file: groups, variables, and how the bytes of each are stored.
+
+Owns reading one open file into values. Knows h5py, NetCDF's ways to write dimensions, and neither Spark nor
+repositories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.ingest.hdf5_filters import codec_of_filter
+from icechunk_arrow.ingest.zarr_types import (
+    bytes_codec,
+    data_type_of,
+    fill_value_of,
+    xarray_fill_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import numpy.typing as npt
+
+__all__ = ["FileFacts", "ScanOptions", "Variable", "find_variable", "read_values", "scan_file"]
+
+_HIDDEN = frozenset(
+    {
+        "CLASS",
+        "DIMENSION_LABELS",
+        "DIMENSION_LIST",
+        "NAME",
+        "REFERENCE_LIST",
+        "_NCProperties",
+        "_Netcdf4Coordinates",
+        "_Netcdf4Dimid",
+        "_nc3_strict",
+    }
+)
+"""What the HDF5 and NetCDF libraries write for themselves."""
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable."
+_FLOATS = {("f", 2), ("f", 4), ("f", 8), ("c", 8), ("c", 16)}
+_NOT_COORDINATE = "_nc4_non_coord_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOptions:
+    """What is looked at in a file."""
+
+    source_group: str = "/"
+    drop: frozenset[str] = frozenset()
+    """Paths of variables and groups, and of attributes as ``/variable@attribute``."""
+    concat_dim: str | None = None
+    compare_bytes: int = 1 << 24
+    """Values of variables without that dimension are compared up to this size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable, and how it is stored."""
+
+    path: str
+    """Below the group that was asked for."""
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] | None
+    """None where the values stand in one piece."""
+    dtype: np.dtype[Any] | None
+    """None for text of any length."""
+    data_type: Any
+    fill_value: Any
+    codecs: tuple[Any, ...]
+    attributes: dict[str, Any]
+    unreferable: str | None
+    """Why no reference can point to its values; None where one can."""
+    chunk_count: int
+    fingerprint: str | None
+    """Of its values, where it does not grow and is small."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its values; of text, of as many pointers."""
+        return math.prod(self.shape) * (self.dtype.itemsize if self.dtype is not None else 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What a file holds."""
+
+    groups: dict[str, dict[str, Any]]
+    """Attributes of each group, by path; the one that was asked for is ``/``."""
+    variables: dict[str, Variable]
+
+    def lengths(self, concat_dim: str) -> dict[str, int]:
+        """Tell for each group with variables along a dimension how long it is."""
+        found: dict[str, int] = {}
+        for each in self.variables.values():
+            if concat_dim in each.dims:
+                length = each.shape[each.dims.index(concat_dim)]
+                group = each.path.rpartition("/")[0] or "/"
+                if found.setdefault(group, length) != length:
+                    raise InvalidInputError(
+                        f"{each.path!r} has length {length} along {concat_dim!r}, and another variable of "
+                        f"the group has {found[group]}"
+                    )
+        return found
+
+
+@dataclass(slots=True)
+class _Dimensions:
+    """Names and lengths of the dimensions of a file, found as variables use them."""
+
+    lengths: dict[str, int] = field(default_factory=dict)
+    by_id: dict[int, str] = field(default_factory=dict)
+    phony: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    phony_count: int = 0
+
+    def use(self, path: str, length: int) -> None:
+        self.lengths[path] = max(self.lengths.get(path, 0), length)
+
+    def invent(self, group: str, lengths: list[int], free: list[int]) -> dict[int, str]:
+        """Name dimensions that the file leaves unnamed as the NetCDF library does: by their lengths."""
+        known = self.phony.setdefault(group, [])
+        chosen: dict[int, str] = {}
+        for axis in free:
+            fitting = (
+                name
+                for name, length in known
+                if length == lengths[axis] and name not in chosen.values()
+            )
+            name = next(fitting, None)
+            if name is None:
+                name = f"phony_dim_{self.phony_count}"
+                self.phony_count += 1
+                known.append((name, lengths[axis]))
+            chosen[axis] = name
+        return chosen
+
+
+def scan_file(file: h5py.File, options: ScanOptions) -> FileFacts:
+    """Read what an open file holds, its values apart."""
+    root = file.get(options.source_group)
+    if not isinstance(root, h5py.Group):
+        raise InvalidInputError(f"there is no group {options.source_group!r} in the file")
+    dimensions = _Dimensions()
+    groups: dict[str, dict[str, Any]] = {"/": _attributes(root, "/", options.drop)}
+    datasets: list[tuple[str, h5py.Dataset, tuple[str, ...]]] = []
+    for path, node in _nodes(root, "", options.drop):
+        if isinstance(node, h5py.Group):
+            groups[path] = _attributes(node, path, options.drop)
+        else:
+            datasets.append((path, node, ()))
+    _number_dimensions(root, datasets, dimensions)
+    named = [(path, node, _dims(node, dimensions)) for path, node, _ in datasets]
+    for _, node, dims in named:
+        for name, length in zip(dims, node.shape or (), strict=True):
+            dimensions.use(name, length)
+    variables = {
+        path: _variable(path, node, dims, dimensions, options)
+        for path, node, dims in named
+        if not _is_bare_dimension(node)
+    }
+    return FileFacts(groups=groups, variables=variables)
+
+
+def _nodes(group: h5py.Group, above: str, drop: Collection[str]) -> Iterator[tuple[str, Any]]:
+    for name in group:
+        path = f"{above}/{name.removeprefix(_NOT_COORDINATE)}"
+        if path in drop:
+            continue
+        node = group.get(name)
+        if node is None:
+            raise InvalidInputError(
+                f"{path!r} is a link to something that is not there; leave it out with drop=[{path!r}]"
+            )
+        if isinstance(node, h5py.Group):
+            yield path, node
+            yield from _nodes(node, path, drop)
+        elif isinstance(node, h5py.Dataset):
+            yield path, node
+
+
+def _number_dimensions(
+    root: h5py.Group,
+    datasets: list[tuple[str, h5py.Dataset, tuple[str, ...]]],
+    dimensions: _Dimensions,
+) -> None:
+    """Learn which number the NetCDF library gave to each dimension, in groups above too."""
+    nodes = [node for _, node, _ in datasets]
+    above = root
+    while above.name != "/":
+        above = above.parent
+        nodes += [node for node in map(above.get, above) if isinstance(node, h5py.Dataset)]
+    for node in nodes:
+        number = node.attrs.get("_Netcdf4Dimid")
+        if number is not None and node.is_scale:
+            dimensions.by_id[int(number)] = node.name
+            if node.shape and node.ndim == 1:
+                dimensions.use(node.name, node.shape[0])
+
+
+def _dims(dataset: h5py.Dataset, dimensions: _Dimensions) -> tuple[str, ...]:
+    """Name the dimensions of a dataset, by the paths of their scales."""
+    shape = dataset.shape or ()
+    if not shape:
+        return ()
+    attributes = dataset.attrs
+    numbers = attributes.get("_Netcdf4Coordinates")
+    if numbers is not None and all(int(number) in dimensions.by_id for number in numbers):
+        return tuple(dimensions.by_id[int(number)] for number in numbers)
+    found: dict[int, str] = {}
+    if "DIMENSION_LIST" in attributes:
+        for axis, scales in enumerate(attributes["DIMENSION_LIST"]):
+            if len(scales):
+                found[axis] = dataset.file[scales[0]].name
+    elif dataset.is_scale:
+        found[0] = dataset.name
+    free = [axis for axis in range(len(shape)) if axis not in found]
+    group = dataset.name.rpartition("/")[0]
+    found |= dimensions.invent(group, list(shape), free)
+    return tuple(found[axis] for axis in range(len(shape)))
+
+
+def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
+    name = dataset.attrs.get("NAME") if dataset.is_scale else None
+    return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
+
+
+def _variable(
+    path: str,
+    dataset: h5py.Dataset,
+    dims: tuple[str, ...],
+    dimensions: _Dimensions,
+    options: ScanOptions,
+) -> Variable:
+    dtype, fault = _dtype(dataset)
+    if fault is not None:
+        raise InvalidInputError(f"{path!r} {fault}; leave it out with drop=[{path!r}]")
+    if dataset.shape is None:
+        raise InvalidInputError(f"{path!r} has no shape; leave it out with drop=[{path!r}]")
+    shape = tuple(
+        dimensions.lengths[name] if most is None else length
+        for name, length, most in zip(dims, dataset.shape, dataset.maxshape, strict=True)
+    )
+    codecs, unreferable = _codecs(dataset, dtype)
+    names = tuple(name.rpartition("/")[2].removeprefix(_NOT_COORDINATE) for name in dims)
+    variable = Variable(
+        path=path,
+        dims=names,
+        shape=shape,
+        chunks=dataset.chunks,
+        dtype=dtype,
+        data_type=data_type_of(dtype),
+        fill_value=fill_value_of(dataset.fillvalue, dtype),
+        codecs=codecs,
+        attributes=_attributes(dataset, path, options.drop, dtype),
+        unreferable=unreferable,
+        chunk_count=dataset.id.get_num_chunks() if dataset.chunks else 1,
+        fingerprint=None,
+    )
+    static = options.concat_dim is not None and options.concat_dim not in names
+    if static and variable.size_bytes <= options.compare_bytes:
+        return _with_fingerprint(variable, dataset)
+    return variable
+
+
+def _with_fingerprint(variable: Variable, dataset: h5py.Dataset) -> Variable:
+    values = read_values(dataset, variable.dtype, variable.shape)
+    data = (
+        "\0".join(values.ravel().tolist()).encode() if variable.dtype is None else values.tobytes()
+    )
+    digest = hashlib.sha256(data).hexdigest()
+    return replace(variable, fingerprint=digest)
+
+
+def _dtype(dataset: h5py.Dataset) -> tuple[np.dtype[Any] | None, str | None]:
+    """Give the type of values, or what is wrong with it."""
+    dtype = dataset.dtype
+    text = h5py.check_string_dtype(dtype)
+    if text is not None:
+        return (None, None) if text.length is None else (np.dtype(f"S{text.length}"), None)
+    if dtype.kind in "biu" or (dtype.kind, dtype.itemsize) in _FLOATS:
+        return np.dtype(dtype.str), None
+    return None, f"is of the type {dtype}, for which Zarr arrays have no equal"
+
+
+def _codecs(
+    dataset: h5py.Dataset, dtype: np.dtype[Any] | None
+) -> tuple[tuple[Any, ...], str | None]:
+    """Give the codecs that read the stored bytes; or why none do."""
+    if dtype is None:
+        return (), "text of any length stands in another place of the file than its array"
+    properties = dataset.id.get_create_plist()
+    layout = properties.get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        return (), "it is put together of other files"
+    if properties.get_external_count():
+        return (), "its values stand in another file"
+    if layout == h5py.h5d.COMPACT:
+        return (), "its values stand in the header of the file"
+    codecs: list[Any] = [bytes_codec(dtype)]
+    for place in range(properties.get_nfilters()):
+        number, _, settings, name = properties.get_filter(place)
+        codec = codec_of_filter(number, settings, name)
+        if isinstance(codec, str):
+            return (), f"Zarr has no codec for its filter {codec}"
+        codecs.append(codec)
+    return tuple(codecs), None
+
+
+def _attributes(
+    node: Any, path: str, drop: Collection[str], dtype: np.dtype[Any] | None = None
+) -> dict[str, Any]:
+    """Read attributes as JSON has them, in the form that xarray reads from Zarr."""
+    found: dict[str, Any] = {}
+    for name in node.attrs:
+        if name in _HIDDEN or f"{path}@{name}" in drop:
+            continue
+        value = node.attrs[name]
+        if name == "_FillValue" and isinstance(node, h5py.Dataset):
+            scalar = np.asarray(value).reshape(-1)
+            found[name] = xarray_fill_value(scalar[0] if len(scalar) else b"", dtype)
+            continue
+        try:
+            found[name] = _plain(value)
+        except TypeError:
+            raise InvalidInputError(
+                f"the attribute {name!r} of {path!r} is of a type that JSON does not have; leave it out "
+                f"with drop=['{path}@{name}']"
+            ) from None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Turn the value of an attribute into one of JSON; a list of one is its item, as in NetCDF."""
+    if isinstance(value, h5py.Empty):
+        return ""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, np.ndarray):
+        items = [_plain(each) for each in value.tolist()]
+        return items[0] if len(items) == 1 else items
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    raise TypeError
+
+
+def find_variable(file: h5py.File, source_group: str, path: str) -> h5py.Dataset:
+    """Find the dataset of a variable that a scan has seen."""
+    inner = path.lstrip("/")
+    group = file[source_group]
+    node = group.get(inner)
+    if node is None:
+        above, _, name = inner.rpartition("/")
+        node = group.get(f"{above}/{_NOT_COORDINATE}{name}".lstrip("/"))
+    if not isinstance(node, h5py.Dataset):
+        raise InvalidInputError(f"there is no variable {path!r} in the file any more")
+    return node
+
+
+def read_values(
+    dataset: h5py.Dataset,
+    dtype: np.dtype[Any] | None,
+    shape: tuple[int, ...],
+    region: tuple[slice, ...] | None = None,
+) -> npt.NDArray[Any]:
+    """Read values of a region, with fill values where the file has not been written as far."""
+    wanted = region if region is not None else tuple(slice(0, length) for length in shape)
+    inside = tuple(
+        slice(min(part.start, length), min(part.stop, length))
+        for part, length in zip(wanted, dataset.shape, strict=True)
+    )
+    values = dataset.asstr()[inside] if dtype is None else dataset[inside]
+    values = np.asarray(values, object if dtype is None else dtype.newbyteorder("="))
+    if inside == wanted:
+        return values
+    fill = "" if dtype is None else dataset.fillvalue
+    whole = np.full([part.stop - part.start for part in wanted], fill, values.dtype)
+    whole[tuple(slice(0, length) for length in values.shape)] = values
+    return whole

@@ -1,0 +1,81 @@
+"""The nodes that an ingest makes in a session: groups with attributes, arrays from documents.
+
+Owns what happens where something stands already. Knows sessions by what they are asked, and no source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from icechunk_arrow.core.documents import encode_document
+from icechunk_arrow.core.keys import check_node_path
+from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_arrow.engine.session import BaseSession
+
+__all__ = ["join_paths", "make_nodes"]
+
+
+def join_paths(group: str, path: str) -> str:
+    """Put a path below a group."""
+    base = "/" + group.strip("/")
+    inner = path.strip("/")
+    joined = base if not inner else f"{base.rstrip('/')}/{inner}"
+    return check_node_path(joined)
+
+
+def make_nodes(
+    session: BaseSession,
+    groups: Mapping[str, Mapping[str, Any]],
+    arrays: Mapping[str, Mapping[str, Any]],
+    *,
+    overwrite: bool,
+) -> None:
+    """Make groups, with those above them, and arrays; all or nothing.
+
+    Parameters
+    ----------
+    session
+        Where to.
+    groups
+        Attributes by path.
+    arrays
+        Documents by path.
+    overwrite
+        Replace arrays that are there, with all that is in them.
+    """
+    if overlap := sorted(groups.keys() & arrays.keys()):
+        raise InvalidInputError(f"{overlap[0]!r} would be a group and an array")
+    wanted = {above for path in (*groups, *arrays) for above in _above(path)} | set(groups)
+    for path in sorted(wanted):
+        node = session.find_node(path)
+        if node is not None and node.is_array:
+            raise AlreadyExistsError(
+                f"there is an array {path!r} where a group has to be; take another group", path=path
+            )
+    there = [path for path in arrays if session.find_node(path) is not None]
+    if there and not overwrite:
+        raise AlreadyExistsError(
+            f"there is {there[0]!r} already; take another group, or replace it with overwrite=True",
+            path=there[0],
+        )
+    if there:
+        session.delete_nodes(there)
+    for path in sorted(wanted):
+        attributes = dict(groups.get(path, {}))
+        if attributes or session.find_node(path) is None:
+            group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+            session.set_document(path, encode_document(group))
+    for path, document in arrays.items():
+        session.set_document(path, encode_document(dict(document)))
+
+
+def _above(path: str) -> list[str]:
+    """Give the paths of all groups above a node, the root first."""
+    names = [name for name in path.split("/") if name]
+    return (
+        ["/", *("/" + "/".join(names[:count]) for count in range(1, len(names)))] if names else []
+    )

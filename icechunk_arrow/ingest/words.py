@@ -1,0 +1,107 @@
+"""The words that ``ingest.zarr``, ``netcdf`` and ``references`` have in common, said and checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from icechunk_arrow.ingest.progress import Reporter
+from icechunk_arrow.ingest.spark_frames import check_choice
+from icechunk_arrow.spark.targets import writing
+from icechunk_arrow.storage.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from icechunk_arrow.ingest.progress import Progress
+    from icechunk_arrow.spark.targets import Target, Writing
+
+__all__ = ["FAILURES", "IngestWords", "Said", "said"]
+
+FAILURES = ("error", "report")
+"""What becomes of a source that cannot be taken: nothing is committed, or the rest is."""
+
+
+class IngestWords(TypedDict, total=False):
+    """Words that go with every ingest.
+
+    group : str
+        Where the arrays come to stand in the repository; its root, if nothing is said.
+    drop : list of str
+        Nodes of the source to leave out, by path, with all below them.
+    overwrite : bool
+        Replace arrays that are there already; otherwise they are an error.
+    source_options, storage_options : dict
+        What the file system of the source takes, and that of the repository where the target is a URL.
+    branch, message, metadata
+        Of the commit.
+    failures : str
+        ``"error"``: a source that cannot be taken is an error that names it, and nothing is committed.
+        ``"report"``: the rest is committed, and what failed is listed in the result.
+    on_progress
+        A function that is called now and then with a :class:`Progress`.
+    """
+
+    group: str
+    drop: Iterable[str]
+    overwrite: bool
+    source_options: Mapping[str, Any] | None
+    storage_options: Mapping[str, Any] | None
+    branch: str
+    message: str | None
+    metadata: Mapping[str, Any] | None
+    failures: str
+    on_progress: Callable[[Progress], None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What somebody said with these words, and what goes without saying."""
+
+    group: str = "/"
+    drop: tuple[str, ...] = ()
+    overwrite: bool = False
+    source_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    branch: str = "main"
+    message: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    failures: str = "error"
+    on_progress: Callable[[Progress], None] | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether a source that cannot be taken is an error."""
+        return self.failures == "error"
+
+    @property
+    def files(self) -> SourceFiles:
+        """What reaches the files of the source."""
+        return SourceFiles(dict(self.source_options or {}))
+
+    def reporter(self, spark: Any, title: str) -> Reporter:
+        """Make what says how far it has come."""
+        return Reporter(spark, title, self.on_progress)
+
+    def writing(self, target: Target, title: str) -> AbstractContextManager[Writing]:
+        """Open the session that all of it goes to."""
+        return writing(
+            target,
+            branch=self.branch,
+            message=self.message or title,
+            metadata=self.metadata,
+            storage_options=self.storage_options,
+        )
+
+
+def said(words: IngestWords) -> Said:
+    """Take words; those that there are not are an error, as they are in any call."""
+    unknown = sorted(words.keys() - {each.name for each in fields(Said)})
+    if unknown:
+        raise TypeError(f"an ingest got an unexpected keyword argument {unknown[0]!r}")
+    values: dict[str, Any] = dict(words)
+    drop = values.pop("drop", ())
+    found = Said(**values, drop=tuple("/" + each.strip("/") for each in drop))
+    check_choice("failures", found.failures, FAILURES)
+    return found

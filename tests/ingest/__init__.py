@@ -1,0 +1,1 @@
+"""Bringing in what people have."""
