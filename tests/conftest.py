@@ -1,4 +1,4 @@
-"""What tests of several packages share: the S3 server."""
+"""What tests of several packages share: the S3 server, and who runs beside whom."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 settings.register_profile("shared", deadline=None)  # other work on the machine is no failure
 settings.load_profile("shared")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let one process run the tests of a file, and all that share a folder's Spark session."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        together = item.path.parent if item.get_closest_marker("spark") else item.path
+        item.add_marker(pytest.mark.xdist_group(name=str(together)))
 
 
 @pytest.fixture(scope="session")
