@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
+import pytest
 
 from icechunk_arrow import RepositoryConfig
-
-if TYPE_CHECKING:
-    import pytest
+from tests.promises import required
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -22,12 +26,44 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def needs_spark(code: str) -> bool:
+    """Whether a block starts Spark."""
+    return "pyspark" in code
+
+
+@pytest.mark.spark
+def test_spark_blocks_run(tmp_path: Path) -> None:
+    """They go on with the repository that the first block makes, in a process of their own."""
+    if not (shutil.which("java") and importlib.util.find_spec("pyspark")):
+        assert not required("spark"), "Java or pyspark is missing, and this run promises Spark"
+        pytest.skip("Java or pyspark is missing")
+    codes = blocks("python")
+    chosen = [codes[0], *filter(needs_spark, codes)]
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(chosen).replace("/tmp/weather", str(tmp_path / "weather")))
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert len(chosen) > 1
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"\|2026-01-02 00:00:00\| +2\| *14\.4", ran.stdout)
+    assert re.search(r"/radar\| +100\| +0\|", ran.stdout)
+    assert re.search(r"/wind\| +1\| +0\|", ran.stdout)
+
+
 def test_python_and_sql_blocks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The Python blocks run one after the other, and the SQL answers on what they made."""
     place = str(tmp_path / "weather")
     scope: dict[str, Any] = {}
     for code in blocks("python"):
-        exec(compile(code.replace("/tmp/weather", place), "README.md", "exec"), scope)
+        if not needs_spark(code):
+            exec(compile(code.replace("/tmp/weather", place), "README.md", "exec"), scope)
     [query] = blocks("sql")
     rows = duckdb.execute(query.replace("/tmp/weather", place)).fetchall()
 
