@@ -16,6 +16,7 @@ from icechunk_arrow.spark.definitions import (
     define,
     drop_statements,
     names_of,
+    place_statements,
     view_name,
 )
 from icechunk_arrow.spark.making import SessionMaker, check_place, naming_gone_files
@@ -109,7 +110,7 @@ def attach(
         since=since,
         members=members,
     )
-    attached = _define(spark, attachment)
+    attached = _define(spark, attachment, create=True)
     _known[attachment.token] = attachment
     return attached
 
@@ -125,7 +126,7 @@ def refresh(spark: Any, name: str = "icechunk") -> Attached:
             f"{name!r} was attached by another process, which knows where its files are; detach it, and "
             f"attach it again"
         )
-    return _define(spark, attachment)
+    return _define(spark, attachment, create=False)
 
 
 def detach(spark: Any, name: str = "icechunk") -> None:
@@ -153,12 +154,12 @@ def _token(spark: Any, name: str) -> str:
     return token
 
 
-def _define(spark: Any, attachment: _Attachment) -> Attached:
-    """Make or replace all views, after all files are known to be there."""
+def _define(spark: Any, attachment: _Attachment, *, create: bool) -> Attached:
+    """Make or replace all views, after all files are known to be there; functions need no replacing."""
     name, members = attachment.name, attachment.members
     snapshots, tables, known = {}, {}, {}
     with SessionMaker(spark) as maker:
-        for statement in coordinate_statements(name):
+        for statement in coordinate_statements(name) if create else ():
             maker.run(statement)
         for label, context in members.contexts.items():
             found = snapshots[label] = attachment.selection.resolve(context)
@@ -169,5 +170,7 @@ def _define(spark: Any, attachment: _Attachment) -> Attached:
                 )
             tables[label], known[label] = made.tables, made.known
         define(maker, name, tables, known, united=members.united)
+        for statement in place_statements(name, united=members.united) if create else ():
+            maker.run(statement)
         maker.view(view_name(name, _MARK), f"SELECT {text(attachment.token)} AS token")
     return Attached(name=name, snapshots=snapshots)

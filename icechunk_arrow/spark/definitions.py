@@ -42,6 +42,7 @@ __all__ = [
     "manifest_rows",
     "names_of",
     "pathed_rows",
+    "place_statements",
     "view_name",
 ]
 
@@ -253,7 +254,7 @@ def define(
     *,
     united: bool,
 ) -> None:
-    """Make all views and functions: of queries for each repository's tables, and of what is known of its arrays."""
+    """Make all views of queries for each repository's tables, and the variable of what is known of its arrays."""
     for table in TABLES:
         queries = [
             f"SELECT {text(label)} AS repository, t.* FROM ({tables[table]}) AS t"
@@ -262,23 +263,25 @@ def define(
             for label, tables in members.items()
         ]
         maker.view(view_name(name, table), "\nUNION ALL\n".join(queries))
-    if united:
-        value, kind = known, f"MAP<STRING, {KNOWN_TYPE}>"
-        columns = with_repository(OVER_CHUNKS["chunks"])
-    else:
-        [value] = known.values()
-        kind, columns = KNOWN_TYPE, OVER_CHUNKS["chunks"]
+    kind = f"MAP<STRING, {KNOWN_TYPE}>" if united else KNOWN_TYPE
+    value = known if united else next(iter(known.values()))
+    maker.run(
+        f"DECLARE OR REPLACE VARIABLE {view_name(name, _KNOWN)} {kind} DEFAULT {json_text(value, kind)}"
+    )
+
+
+def place_statements(name: str, *, united: bool) -> Iterator[str]:
+    """Make the functions that use the variable and views, whatever these say later."""
+    columns = OVER_CHUNKS["chunks"]
     variable = view_name(name, _KNOWN)
-    maker.run(f"DECLARE OR REPLACE VARIABLE {variable} {kind} DEFAULT {json_text(value, kind)}")
     names = names_of(name) | {
         "chunks": view_name(name, "chunks"),
         "columns": ", ".join(
-            f"{identifier(each.name)} {spark_type(each.type)}" for each in columns
+            f"{identifier(each.name)} {spark_type(each.type)}"
+            for each in (with_repository(columns) if united else columns)
         ),
         "which": "which STRING, " if united else "",
     }
     for each, repository in (("chunk_of", "which"), ("chunks_in", "c.repository")):
         place = f"try_element_at({variable}, {repository})" if united else variable
-        array = {"array": f"try_element_at({place}, array_path)"}
-        for command in _texts(each, names | array):
-            maker.run(command)
+        yield from _texts(each, names | {"array": f"try_element_at({place}, array_path)"})

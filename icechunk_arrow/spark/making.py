@@ -56,6 +56,7 @@ class SessionMaker(Maker):
         self.checked = str(spark.conf.get(_ANSI)).lower() == "true"
         self._spark = spark
         self._own: list[str] = []
+        self._opened: dict[tuple[str, tuple[str, ...]], Rows] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -80,7 +81,14 @@ class SessionMaker(Maker):
         return self._named(self._spark.createDataFrame(rows))
 
     def rows(self, root: str, manifests: Sequence[str], form: int) -> Rows:
-        """Open files of one form; a file that has gone, or is damaged, is an error whatever the session says."""
+        """Open files of one form, once: after a bulk write those that changed are those that there are."""
+        key = root, tuple(manifests)
+        if key not in self._opened:
+            self._opened[key] = self._open(root, manifests, form)
+        return self._opened[key]
+
+    def _open(self, root: str, manifests: Sequence[str], form: int) -> Rows:
+        """A file that has gone, or is damaged, is an error whatever the session says."""
         folder = spark_root(root)
         paths = [file_pattern(f"{folder}/{key_of(FileKind.MANIFEST, each)}") for each in manifests]
         columns = (f"{identifier(each.name)} {spark_type(each.type)}" for each in schema_of(form))

@@ -1,8 +1,8 @@
 # ruff: noqa: S608  (making SQL is what this does; tests/sql attack it)
 """A script of Spark SQL that makes the same views, without Python and this package.
 
-Owns what such a script must hold itself, and how it finds out whether a manifest has gone: in a pattern Spark passes
-over names that there are not.
+Owns what such a script must hold itself, and how it finds out whether a manifest has gone: Spark passes over names
+of a pattern that there are not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from icechunk_arrow.spark.definitions import (
     coordinate_statements,
     define,
     names_of,
+    place_statements,
     view_name,
 )
 from icechunk_arrow.spark.making import check_place
@@ -104,6 +105,8 @@ def sql_script(
         made = make_relations(maker, context, found, before, names_of(name), own_scans=_OWN_SCANS)
         tables[label], known[label] = made.tables, made.known
     define(maker, name, tables, known, united=members.united)
+    for statement in place_statements(name, united=members.united):
+        maker.run(statement)
     maker.drop_own()
     maker.run(f"RESET {_KEEP_MEANING}")
     comments.append(

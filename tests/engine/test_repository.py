@@ -306,7 +306,9 @@ def test_state_is_exported_for_other_readers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"x": object()}, {"x": float("nan")}, {1: {2: {3}}}, "deep"], ids=str
+    "metadata",
+    [{"x": object()}, {"x": float("nan")}, {1: {2: {3}}}, "deep"],
+    ids=["an object", "no number", "a set", "deep"],
 )
 def test_metadata_that_cannot_be_read_back_is_refused(metadata: Any) -> None:
     """What is no JSON, or nested beyond reading, is refused before anything is written."""

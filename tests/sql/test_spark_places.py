@@ -42,7 +42,7 @@ for name, schema in TABLES.items():
     found = spark.table(f"w_{name}").toArrow().cast(schema)
     pyarrow.feather.write_feather(found, f"{out}/{name}.arrow")
 box = spark.sql("SELECT index, location FROM w_chunks_in('/a', array(41), array(44))")
-print(json.dumps(sorted([row.index, row.location] for row in box.collect())))
+print(json.dumps(sorted(list(row) for row in box.collect())))
 script = icechunk_arrow.spark.sql_script(url, "s", storage_options=json.loads(options))
 for statement in script.split(";\\n"):
     if statement.strip():
