@@ -110,7 +110,11 @@ def attach(
         since=since,
         members=members,
     )
-    attached = _define(spark, attachment, create=True)
+    try:
+        attached = _define(spark, attachment, create=True)
+    except BaseException:
+        _drop(spark, name)
+        raise
     _known[attachment.token] = attachment
     return attached
 
@@ -132,11 +136,15 @@ def refresh(spark: Any, name: str = "icechunk") -> Attached:
 def detach(spark: Any, name: str = "icechunk") -> None:
     """Remove the views and functions that :func:`attach` made."""
     token = _token(spark, name)
+    _drop(spark, name)
+    _known.pop(token, None)
+
+
+def _drop(spark: Any, name: str) -> None:
     for table in (*TABLES, _MARK):
         spark.catalog.dropTempView(f"{name}_{table}")
     for statement in drop_statements(name):
         spark.sql(statement)
-    _known.pop(token, None)
 
 
 def check_name(name: Any) -> None:

@@ -78,7 +78,8 @@ class SessionMaker(Maker):
         """Give Spark the rows."""
         if not rows.num_rows:
             return f"({rows_text(rows)})"
-        return self._named(self._spark.createDataFrame(rows))
+        # of a table in several pieces Spark 4.2 loses those that come with an empty one
+        return self._named(self._spark.createDataFrame(rows.combine_chunks()))
 
     def rows(self, root: str, manifests: Sequence[str], form: int) -> Rows:
         """Open files of one form, once: after a bulk write those that changed are those that there are."""

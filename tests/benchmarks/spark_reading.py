@@ -121,7 +121,7 @@ def _opened(url: str) -> Any:
 
 
 def _subjects(spark: Any, url: str, shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
     import xarray as xr
     from pyspark.sql import functions as sf
     from pyspark.sql.pandas import functions

@@ -36,9 +36,9 @@ _MiB = 1 << 20
 def spark_writes(bench: Bench) -> None:
     """References as a Spark frame over Parquet files, against set_references over the same files.
 
-    Spark runs on ``local[2]`` and is warm: it wrote a hundred thousand before, both ways. Both end with a commit. Memory
-    is that of the driver's Python process beyond what it has once Spark runs; the JVM, driver and executor at
-    once here, and its Python workers are told beside it.
+    Spark runs on ``local[2]`` and is warm: it wrote a hundred thousand before, both ways. Both end with a commit.
+    Memory is that of the driver's Python process beyond what it has once Spark runs; the JVM, driver and executor
+    at once here, and its Python workers are told beside it.
     """
     times: dict[int, float] = {}
     for count in bench.sizes[1:] or bench.sizes:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,10 @@ def _answers(port: int, host: str = "127.0.0.1") -> bool:
     return False
 
 
+def _says(log: Path, text: str) -> bool:
+    return text in log.read_text()
+
+
 def _class(name: str, *arguments: str) -> list[str]:
     return [
         str(_HOME / "bin" / "spark-class"),
@@ -226,7 +231,7 @@ def standalone(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
             )
             workers[host] = stack.enter_context(_server(command, log, port, SPARK_LOCAL_IP=host))
             wait_for(
-                lambda log=log: "Successfully registered with master" in log.read_text(),
+                partial(_says, log, "Successfully registered with master"),
                 f"the worker on {host}",
             )
         yield f"spark://127.0.0.1:{port}", workers

@@ -163,7 +163,7 @@ def main() -> None:
     job, *rest = sys.argv[1:]
     cut = rest.index("--")
     settings = dict(each.split("=", 1) for each in rest[cut + 1 :])
-    jobs = {"chunks": chunks, "references": references, "stream": stream}
+    jobs: dict[str, Any] = {"chunks": chunks, "references": references, "stream": stream}
     spark = session_of(settings)
     jobs[job](spark, *rest[:cut])
     spark.stop()

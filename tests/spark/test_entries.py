@@ -224,7 +224,7 @@ def test_duplicates(spark: Any, tmp_path: Path, shuffle: bool) -> None:
     assert rows[chunk]["offset"] in {5, table["offset"][17].as_py()}
 
 
-FAULTS = [
+FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"index": [7]}, InvalidInputError, r"chunk \(7,\) is outside the grid"),
     (
         {"location": "../etc/passwd"},
@@ -245,7 +245,13 @@ def test_a_wrong_row(spark: Any, tmp_path: Path) -> None:
     """The error of an executor arrives as ours, names row and array, and nothing is changed."""
     repository = new_repository(tmp_path / "r", a=(4,))
     before = repository.lookup_branch("main")
-    good = {"path": "/a", "index": [1], "location": "s3://b/f", "offset": 1, "length": 2}
+    good: dict[str, Any] = {
+        "path": "/a",
+        "index": [1],
+        "location": "s3://b/f",
+        "offset": 1,
+        "length": 2,
+    }
     schema = "path string, index array<int>, location string, offset long, length long"
     for number, (change, kind, fact) in enumerate(FAULTS):
         row = good | change

@@ -50,13 +50,14 @@ def grid_rows(times: range, lats: int = 4, lons: int = 5) -> dict[str, Any]:
 def dataset(repository: Repository) -> xr.Dataset:
     """Open what stands on main with xarray, and load it."""
     store = repository.readonly_session("main").store
-    return xr.open_zarr(store, consolidated=False, chunks=None).load()
+    found: xr.Dataset = xr.open_zarr(store, consolidated=False, chunks=None)
+    return found.load()
 
 
 def state(repository: Repository) -> tuple[str, dict[str, Any]]:
     """Give the newest snapshot, and the values of all arrays."""
     session = repository.readonly_session("main")
-    root = zarr.open_group(session.store, mode="r")
+    root: Any = zarr.open_group(session.store, mode="r")
     return session.snapshot_id, {name: array[...].tolist() for name, array in root.arrays()}
 
 
@@ -170,7 +171,7 @@ def test_every_kind_of_axis_is_extended(spark: Any, tmp_path: Path) -> None:
         "chunks": {"station": 2, "day": 2, "level": 2},
         "outside": "extend",
     }
-    rows = {
+    rows: dict[str, list[Any]] = {
         "station": ["b", "c", "a", "x", "b"],
         "day": [dt.date(2024, 1, each) for each in (2, 1, 1, 5, 2)],
         "level": [0, 1, 0, 2, 2],
@@ -194,7 +195,7 @@ def test_every_kind_of_axis_is_extended(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["last", "mean", "sum"])
-def test_duplicates_become_one_value(spark: Any, tmp_path: Path, policy: str) -> None:
+def test_duplicates_become_one_value(spark: Any, tmp_path: Path, policy: Any) -> None:
     """Several rows of a cell become what numpy makes of them, nulls left out of means and sums."""
     rng = np.random.default_rng(8)
     count = 400
@@ -294,7 +295,8 @@ def test_several_writes_into_a_session_are_one_commit(spark: Any, tmp_path: Path
     assert first.snapshot_id is None
     assert repository.readonly_session("main").snapshot_id == session.snapshot_id
     session.commit("both")
-    group = zarr.open_group(repository.readonly_session("main").store, mode="r")["g"]
+    root: Any = zarr.open_group(repository.readonly_session("main").store, mode="r")
+    group = root["g"]
     assert group["a"][:].tolist() == (x * 1.5).tolist()
     assert group["deep/b"][:].tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0]
     assert group["a"].chunks == (2,)
@@ -306,7 +308,7 @@ def test_modes_and_nulls(spark: Any, tmp_path: Path) -> None:
     """What is there is laid over, removed first, left, or a reason to refuse; nulls fill or leave a cell."""
     repository = Repository.create(tmp_path / "r")
     rows = {"x": [0, 1, 2, 3], "v": [1.0, 2.0, 3.0, 4.0], "n": [1, 2, 3, 4]}
-    how = {"dimensions": ["x"], "coordinates": {"x": "index"}}
+    how: dict[str, Any] = {"dimensions": ["x"], "coordinates": {"x": "index"}}
     write_rows(frame(spark, rows), repository, **how)
     nulls = {"x": [0, 1], "v": [None, 9.0], "n": [5, None]}
     df = frame(spark, nulls)
@@ -361,7 +363,7 @@ def test_arrays_of_others(spark: Any, tmp_path: Path) -> None:
 
     expected = np.full((6, 9), -1, np.float32)
     expected[t, y] = np.array(rows["v"], np.float32)
-    found = zarr.open_group(repository.readonly_session("main").store, mode="r")
+    found: Any = zarr.open_group(repository.readonly_session("main").store, mode="r")
     np.testing.assert_array_equal(found["v"][:], expected)
     rows["lat"] = rows["lat"] + 0.02
     near = {"lat": 0.03, "time": dt.timedelta(minutes=1)}
@@ -375,10 +377,10 @@ def test_plans_have_no_function_called_by_row(spark: Any) -> None:
     place = PlaceRows(
         axes=(),
         columns=(),
-        blocks=None,
+        blocks=None,  # type: ignore[arg-type]  # no row is ever placed
         part_count=2,
         order_by=None,
-        schema=pa.schema([]),  # type: ignore[arg-type]
+        schema=pa.schema([]),
     )
     plan = by_block(spark.range(10), place)._jdf.queryExecution().toString()
 

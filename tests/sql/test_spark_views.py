@@ -206,6 +206,22 @@ def test_random_histories(spark: Any) -> None:
         icechunk_arrow.spark.detach(spark, "random")
 
 
+def test_commits_that_did_nothing_hide_no_others(spark: Any, tmp_path: Path) -> None:
+    """A log without operations is a piece without rows, of which Spark makes the end of a table."""
+    repository = new_repository(tmp_path / "r")
+    for number in range(4):
+        session = repository.writable_session("main")
+        if number % 2:
+            add_array(session, f"a{number}", (3,))
+        session.commit(f"{number}", allow_empty=True)
+    icechunk_arrow.spark.attach(spark, repository, "quiet")
+    found = by_view(spark, "quiet_operations", TABLES["operations"])
+    icechunk_arrow.spark.detach(spark, "quiet")
+
+    assert found.num_rows > 2
+    assert rows_of(found) == rows_of(repository.tables("operations"))
+
+
 def test_names_are_plain_data(spark: Any, tmp_path: Path) -> None:
     """Paths and folders with whatever Spark replaces, escapes or ends a text at, are themselves."""
     repository = new_repository(tmp_path / "a`b${z}", rows=2)
