@@ -167,7 +167,9 @@ class _Reader:
         """Take what a JSON file holds."""
         work = ReadJson(files=self.files, base=self.base, groups={0: group}, drop=self.drop)
         table = pa.Table.from_batches(work.rows(0, dict(content)), schema=KERCHUNK_ROWS)
-        return self._take_kerchunk(session, self.spark.createDataFrame(table), {0: ("", group)})
+        # one chunk, as Spark loses rows behind an empty one
+        frame = self.spark.createDataFrame(table.combine_chunks())
+        return self._take_kerchunk(session, frame, {0: ("", group)})
 
     def take_files(self, session: Any, source: Any, group: str) -> dict[str, Any]:
         """Take kerchunk files: JSON is read by executors, of Parquet the driver reads what arrays there are."""

@@ -59,7 +59,8 @@ def frame_of(spark: Any, table: pa.Table) -> Any:
     count = _task_count(rows)
     numbered = table.append_column(_ROW, from_numpy(np.arange(rows), pa.int64()))
     task = sf.floor(sf.col(_ROW) * count / max(rows, 1)).cast("int")
-    frame = spark.createDataFrame(numbered).repartitionById(count, task)
+    whole = numbered.combine_chunks()  # Spark loses rows behind an empty chunk
+    frame = spark.createDataFrame(whole).repartitionById(count, task)
     return frame.sortWithinPartitions(_ROW).drop(_ROW)
 
 
