@@ -6,14 +6,16 @@
 --             array  what is known of the array: shape, and for each dimension runs of equal chunk edges, as the first
 --                    position of each (positions), its first chunk (chunks) and its edge (edges)
 -- columns:    a function that gives the chunk's index along each dimension; null if there is no such element or array
--- Of constants it becomes a constant before files are read: there is no lambda in it, and so dimensions are written out,
--- eight of them; an array with more is an error. A position that is put in its order among the first ones of all runs
--- says by its place there which run is its own.
+-- Of constants it becomes a constant before files are read: there is no lambda in it, so dimensions are written
+-- out, eight of them; an array with more is an error. A position that is put in its order among the first ones of
+-- all runs says by its place there which run is its own.
 CREATE OR REPLACE TEMPORARY FUNCTION {chunk_along}(
     place BIGINT, stop BIGINT, positions ARRAY<BIGINT>, chunks ARRAY<BIGINT>, edges ARRAY<BIGINT>) RETURNS BIGINT RETURN
 CASE WHEN place >= 0 AND place < stop
     THEN get(chunks, CAST(array_position(sort_array(array_append(positions, place + 1)), place + 1) AS INT) - 2)
-        + (place - get(positions, CAST(array_position(sort_array(array_append(positions, place + 1)), place + 1) AS INT) - 2))
+        + (place
+            - get(positions, CAST(array_position(sort_array(array_append(positions, place + 1)), place + 1) AS INT)
+                - 2))
         DIV get(edges, CAST(array_position(sort_array(array_append(positions, place + 1)), place + 1) AS INT) - 2)
 END;
 CREATE OR REPLACE TEMPORARY FUNCTION {without_nulls}(found ARRAY<BIGINT>) RETURNS ARRAY<BIGINT> RETURN

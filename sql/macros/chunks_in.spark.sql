@@ -9,7 +9,7 @@
 --             array    what is known of the array: manifests, a map from the first letter of a manifest's id to a map
 --                      from ids to extents, which are lists of start and stop
 -- columns:    those of chunks
--- The last condition is about nothing but the name of a file and constants: files that it is not true of are not opened.
+-- The last condition is about nothing but the name of a file and constants: files it is not true of are not opened.
 -- In the others the comparisons with coord, constant by then, leave out row groups; they take in what lies between the
 -- first chunk of the box and all that begin with its last. Nothing here that becomes a constant has a lambda in it.
 CREATE OR REPLACE TEMPORARY FUNCTION {first_coord}(lower ARRAY<BIGINT>) RETURNS BINARY RETURN
@@ -31,7 +31,8 @@ concat({coord_encode}(slice(array(
     least(greatest(coalesce(get(upper, 4), 4611686018427387904), 1), 4611686018427387904) - 1,
     least(greatest(coalesce(get(upper, 5), 4611686018427387904), 1), 4611686018427387904) - 1,
     least(greatest(coalesce(get(upper, 6), 4611686018427387904), 1), 4611686018427387904) - 1,
-    least(greatest(coalesce(get(upper, 7), 4611686018427387904), 1), 4611686018427387904) - 1), 1, greatest(least(size(upper), 8), 0))), unhex(repeat('FF', 64)));
+    least(greatest(coalesce(get(upper, 7), 4611686018427387904), 1), 4611686018427387904) - 1
+    ), 1, greatest(least(size(upper), 8), 0))), unhex(repeat('FF', 64)));
 CREATE OR REPLACE TEMPORARY FUNCTION {chunks_in}(array_path STRING, lower ARRAY<BIGINT>, upper ARRAY<BIGINT>)
 RETURNS TABLE ({columns}) RETURN
 SELECT c.*

@@ -35,4 +35,5 @@ CASE
 END;
 CREATE OR REPLACE TEMPORARY FUNCTION {coord_encode}(indices ARRAY<BIGINT>) RETURNS BINARY RETURN
 {coord_octets}(indices, flatten(array(
-    array_repeat(0L, 7), array_repeat(16384L, 8), array_repeat(2147483648L, 16), array_repeat(-4611686018427387904L, 32))))
+    array_repeat(0L, 7), array_repeat(16384L, 8), array_repeat(2147483648L, 16),
+    array_repeat(-4611686018427387904L, 32))))

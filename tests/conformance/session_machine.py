@@ -194,6 +194,10 @@ class SessionMachine(RuleBasedStateMachine):
         sync(self.store.delete_dir(path[1:]))
         self.may_conflict |= path == "/"
         self.model = {p: n for p, n in self.model.items() if p != path and not is_below(p, path)}
+        for above, node in self.model.items():
+            if is_below(path, above):  # the folder may be one of an array's chunks
+                folder = path.removeprefix(above).strip("/") + "/"
+                node.chunks = {k: d for k, d in node.chunks.items() if not k.startswith(folder)}
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), to=st.sampled_from([*PATHS, "/c", "/a/c"]))
