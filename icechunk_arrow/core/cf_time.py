@@ -135,8 +135,11 @@ def to_microseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     if unit == "generic" or (letter == "m" and unit in {"Y", "M"}):
         raise InvalidInputError(f"{name} counts time in {unit!r}, which has no fixed length")
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
-    found = native.astype(f"{letter}8[us]")
-    # numpy wraps around in silence
+    try:
+        found = native.astype(f"{letter}8[us]")
+    except OverflowError as error:
+        raise _beyond(name) from error
+    # older versions of numpy wrap around in silence
     if (found.astype(f"{letter}8[{count}{unit}]") != native)[
         ~np.isnat(native)
     ].any() and unit not in {

@@ -55,7 +55,7 @@ class ChunkCodecs:
             case "f":
                 return np.nan
             case "M":
-                return np.datetime64("NaT")
+                return np.datetime64("NaT", "us")
         return self.fill
 
     def encode(self, chunks: Sequence[npt.NDArray[Any]]) -> list[bytes]:

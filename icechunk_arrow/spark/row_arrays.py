@@ -166,7 +166,7 @@ def make(
                 fixed = list(like.chunk_shape)
             spec["chunks"] = chunk_edges(shape, fixed, dtype.itemsize if dtype else 32)
         if "fill_value" not in spec and dtype is not None and dtype.kind in "fM":
-            spec["fill_value"] = np.nan if dtype.kind == "f" else np.datetime64("NaT")
+            spec["fill_value"] = np.nan if dtype.kind == "f" else np.datetime64("NaT", "us")
         make_arrays(session, {each.path: spec})
 
 

@@ -118,7 +118,7 @@ def test_sums_that_do_not_fit_are_refused(dtype: str) -> None:
 def test_texts_and_times_are_cells_too(policy: str, dtype: Any) -> None:
     """Values of any type are laid, in the machine's order of bytes."""
     values = np.array(["2001-01-01", "2002-02-02"], carried_dtype(dtype, policy))
-    missing = np.datetime64("NaT") if dtype.kind == "M" else ""
+    missing = np.datetime64("NaT", "us") if dtype.kind == "M" else ""
     block = new_block(4, dtype, policy, missing)
     block.add(np.array([3, 0], np.uint32), values, np.array([True, False]))
 

@@ -49,7 +49,7 @@ def columns_of_all_types() -> dict[str, Any]:
     found["c"] = (random.normal(size=COUNT) + 1j * random.normal(size=COUNT)).astype("c16")
     moments = random.integers(-(10**15), 10**15, COUNT) // 10 * 10
     found["t"] = moments.view("M8[us]").astype("M8[ms]")
-    found["t"][5] = np.datetime64("NaT")
+    found["t"][5] = np.datetime64("NaT", "us")
     found["d"] = random.integers(-(10**9), 10**9, COUNT).view("m8[s]")
     found["s"] = np.array([f"größe {n % 7}" * (n % 3) for n in range(COUNT)], "T")
     found["u"] = np.array([f"ab{n % 9}" for n in range(COUNT)], "U4")
