@@ -141,6 +141,15 @@ import icechunk_arrow.spark
 from icechunk_arrow.errors import InvalidInputError
 from pyspark.sql import SparkSession
 
+def start(stream, tries=5):
+    # the server waits ten seconds for the worker of a function, whatever else the machine has to do
+    try:
+        return stream.start()
+    except Exception as error:
+        if tries == 1 or "failed to connect back" not in str(error):
+            raise
+        return start(stream, tries - 1)
+
 url, root, source, archive, kind = sys.argv[1:]
 spark = SparkSession.builder.remote(url).getOrCreate()
 spark.addArtifacts(archive, pyfile=True)
@@ -162,8 +171,9 @@ else:
     else:
         from icechunk_arrow.spark import each_batch, write_references
         stream = stream.foreachBatch(each_batch(write_references, root, query_id="q", array_path="/a"))
+    stream = stream.option("checkpointLocation", root + "-checkpoint").trigger(availableNow=True)
     for _ in range(2):
-        query = stream.option("checkpointLocation", root + "-checkpoint").trigger(availableNow=True).start()
+        query = start(stream)
         query.awaitTermination()
         print("stream:", query.exception())
 print("committed")
