@@ -109,6 +109,7 @@ def shown_after(commits: Sequence[Commit]) -> dict[str, Shown]:
     commits at hand do not reach back far enough.
     """
     shown: dict[str, Shown] = {}
+    published: dict[str, int] = {}  # in which version last
     # a note is worth nothing if rows may have changed between what it was worked out from and itself
     unsure = commits[0].version - 1 if commits else -1
     for commit in commits:
@@ -116,12 +117,16 @@ def shown_after(commits: Sequence[Commit]) -> dict[str, Shown]:
         if commit.may_change_rows:
             shown.clear()
             unsure = commit.version
-        elif note is not None and note.seen < unsure:
+        if note is None:
+            continue
+        if note.seen < unsure:
             shown.pop(note.repository, None)
-        elif note is not None:
+        else:
             for name, each in note.others.items():
-                shown.setdefault(name, each)
+                if published.get(name, -1) <= note.seen:
+                    shown.setdefault(name, each)
             shown[note.repository] = placed(note, commit.version)
+        published[note.repository] = commit.version
     return shown
 
 

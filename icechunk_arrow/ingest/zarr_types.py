@@ -45,6 +45,8 @@ def quiet() -> warnings.catch_warnings[None]:
 def bytes_codec(dtype: np.dtype[Any]) -> dict[str, Any]:
     """Say in which order the bytes of a type's values stand."""
     order = dtype.newbyteorder("=") != dtype  # differs from this machine's
+    if dtype.names is not None:  # all fields have one order: others are refused elsewhere
+        return {"name": "bytes", "configuration": {"endian": sys.byteorder}}
     if dtype.itemsize == 1 or dtype.kind in "SbV" or dtype.byteorder == "|":
         return {"name": "bytes"}
     little = (sys.byteorder == "little") != order
