@@ -5,12 +5,13 @@ Owns the two functions and what their rows mean; forks of the session write the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.engine.references import REFERENCES
 from icechunk_arrow.spark.arrays_to_make import make_arrays
+from icechunk_arrow.spark.packing import packed_by_grid, unpacked
 from icechunk_arrow.spark.partitioning import by_grid
 from icechunk_arrow.spark.targets import check_mode, mode_check, writing
 from icechunk_arrow.spark.tasks import RecentRows, described, run_tasks
@@ -37,10 +38,12 @@ class StageRows:
     """references, or chunks."""
     array_path: str | None
     duplicates: str = "error"
+    is_packed: bool = False
+    """Whether rows come as ``packed_by_grid`` sends them."""
 
     def __call__(self, fork: ForkSession, batches: Iterator[pa.RecordBatch]) -> None:
         """Stage rows of one partition."""
-        rows = RecentRows(batches)
+        rows = RecentRows(unpacked(batches) if self.is_packed else batches)
         values = REFERENCES if self.kind == "references" else encoded_chunks(fork.payload_writer)
         fork.stage_rows(
             self.array_path,
@@ -85,7 +88,7 @@ def write_references(
         ``append`` writes over what is there, chunk by chunk; ``overwrite`` first removes all chunks of the arrays
         that rows are for; ``error`` and ``ignore`` refuse, or do nothing, if one of these has chunks.
     duplicates
-        ``error`` refuses a chunk that comes twice; ``last`` takes one of its rows, the last one in a partition.
+        ``error`` refuses a chunk that comes twice; ``last`` takes the last of its rows, in the frame's order.
     shuffle
         Bring neighbouring chunks together first. Without it the frame's own partitions are the tasks: right in
         any case, and best if each holds a range of the array.
@@ -161,7 +164,19 @@ def _write(
         session = under_way.session
         make_arrays(session, arrays or {})
         paths = session.array_paths() if work.array_path is None else [work.array_path]
-        placed = by_grid(df, session, paths, work.array_path) if shuffle else df
+        placed = df
+        if shuffle and work.kind == "references":
+            placed = packed_by_grid(
+                df,
+                session,
+                paths,
+                work.array_path,
+                known=REFERENCES.known,
+                keeps_order=work.duplicates == "last",
+            )
+            work = replace(work, is_packed=True)
+        elif shuffle:
+            placed = by_grid(df, session, paths, work.array_path)
         with described(df.sparkSession, f"icechunk_arrow: {work.kind} to {session.storage_url}"):
             under_way.totals = run_tasks(
                 placed,

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.core.columns import from_numpy, from_values, to_numpy
 from icechunk_arrow.core.splits import box_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
+
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.session import Session
 
-__all__ = ["by_grid"]
+__all__ = ["GridTasks", "by_grid", "grid_tasks"]
 
-_ROWS = 1 << 18
+_ROWS = 1 << 20
 """About so many chunks a task may have, where every place of a grid is filled."""
 _MOST_TASKS = 1024
 
@@ -76,7 +78,10 @@ def by_grid(df: Any, session: Session, paths: Sequence[str], path: str | None) -
     table, count = _tasks(cuts)
     if count == 1:
         return df.repartition(1)
-    names = [_place_columns(df.columns, views.values(), d) for d in range(_most_dimensions(cuts))]
+    names = [
+        [name for name in _place_names(views.values(), d) if name in df.columns]
+        for d in range(_most_dimensions(cuts))
+    ]
     places = [
         sf.get(sf.col("index"), sf.lit(d)) if "index" in df.columns else _first(names[d])
         for d in range(len(names))
@@ -127,17 +132,91 @@ def _tasks(cuts: dict[str, _Cut]) -> tuple[pa.Table, int]:
     return table, max(used, 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GridTasks:
+    """The same arithmetic in numpy: which task has which chunks, of several arrays at once."""
+
+    paths: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
+    """For each dimension, the columns that may say where a chunk is along it."""
+    counts: npt.NDArray[np.int64]
+    """Chunks along each dimension: a row for each array, as in the next two."""
+    steps: npt.NDArray[np.int64]
+    strides: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    scale: npt.NDArray[np.float64]
+    count: int
+    """The tasks."""
+
+    @property
+    def dimensions(self) -> int:
+        """The most that an array has."""
+        return int(self.steps.shape[1])
+
+    def boxes(self, array: npt.NDArray[np.int64], places: Sequence[npt.NDArray[np.int64]]) -> Any:
+        """Give the number of the box of each chunk."""
+        found = np.zeros(len(array), np.int64)
+        for d, place in enumerate(places):
+            found += (
+                np.minimum(place, self.counts[array, d])
+                // self.steps[array, d]
+                * self.strides[array, d]
+            )
+        return found
+
+    def tasks(self, array: npt.NDArray[np.int64], box: npt.NDArray[np.int64]) -> Any:
+        """Give the task of each box."""
+        found = self.first[array] + np.floor(box * self.scale[array]).astype(np.int64)
+        return np.clip(found, 0, self.count - 1)
+
+    def linear(self, array: npt.NDArray[np.int64], places: Sequence[npt.NDArray[np.int64]]) -> Any:
+        """Give the number of each chunk in order of coordinates; where that takes too many bits, roughly."""
+        found = np.zeros(len(array), np.float64)
+        for d, place in enumerate(places):
+            found = found * np.maximum(self.counts[array, d], 1) + place
+        return np.minimum(found, float(1 << 62)).astype(np.int64)
+
+
+def grid_tasks(session: Session, paths: Sequence[str]) -> GridTasks:
+    """Say which tasks have which chunks of arrays of which there may be rows."""
+    views = {each: session.get_array(each) for each in paths}
+    cuts = {each: _cut(session, view) for each, view in views.items()}
+    table, count = _tasks(cuts)
+    ndim = _most_dimensions(cuts)
+    shape = (len(cuts), ndim)
+    steps, strides, counts = (
+        np.ones(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.ones(shape, np.int64),
+    )
+    for row, (path, cut) in enumerate(cuts.items()):
+        used = len(cut.steps)
+        steps[row, :used] = np.maximum(cut.steps, 1)
+        strides[row, :used] = cut.strides
+        counts[row, :used] = views[path].grid.chunk_counts
+    return GridTasks(
+        paths=tuple(cuts),
+        columns=tuple(tuple(_place_names(views.values(), d)) for d in range(ndim)),
+        counts=counts,
+        steps=steps,
+        strides=strides,
+        first=to_numpy(table["_icechunk_first"]),
+        scale=to_numpy(table["_icechunk_scale"]),
+        count=count,
+    )
+
+
 def _most_dimensions(cuts: dict[str, _Cut]) -> int:
     return max((len(cut.steps) for cut in cuts.values()), default=0)
 
 
-def _place_columns(columns: Sequence[str], views: Iterable[ArrayView], d: int) -> list[str]:
-    """Columns that may say where a chunk is along a dimension."""
-    found = [f"index_{d}"]
+def _place_names(views: Iterable[ArrayView], d: int) -> list[str]:
+    """Names of columns that may say where a chunk is along a dimension."""
+    found = {f"index_{d}": None}
     for view in views:
         names = (view.node.columns.dimension_names if view.node.columns else None) or ()
-        found += [name for name in names[d : d + 1] if name is not None and name not in found]
-    return [name for name in found if name in columns]
+        found.update({name: None for name in names[d : d + 1] if name is not None})
+    return list(found)
 
 
 def _first(names: Sequence[str]) -> Any:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.benchmarks import references_data, references_input
@@ -50,16 +51,24 @@ def spark_writes(bench: Bench) -> None:
 
 
 def make_source(folder: Path, count: int) -> None:
-    """Write the references into Parquet files as somebody has them: plain columns, in order."""
+    """Write the references into Parquet files as Spark has them: plain columns, signed numbers, in order."""
     folder.mkdir(parents=True)
     rows = count // references_data.COLUMNS
     each = max(-(-rows // _FILES), 1)
-    schema = references_input.table(rows=1, columns=1).schema
+    schema = _signed(references_input.table(rows=1, columns=1)).schema
     for number, first in enumerate(range(0, rows, each)):
         with pq.ParquetWriter(folder / f"{number:03}.parquet", schema) as writer:
             for start in range(first, min(first + each, rows), 125):
                 size = min(125, first + each - start, rows - start)
-                writer.write_table(references_input.table(rows=size, first_row=start))
+                writer.write_table(_signed(references_input.table(rows=size, first_row=start)))
+
+
+def _signed(table: pa.Table) -> pa.Table:
+    fields = [
+        pa.field(field.name, pa.int64() if pa.types.is_integer(field.type) else field.type)
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
 
 
 def _written(bench: Bench, count: int, rounds: int) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 
@@ -218,10 +220,12 @@ def test_duplicates(spark: Any, tmp_path: Path, shuffle: bool) -> None:
     assert "'/a'" in str(caught.value)
     assert repository.lookup_branch("main") == before
 
-    write_references(frame, repository, "/a", shuffle=shuffle, duplicates="last")
+    three = [table, table.slice(17, 1).set_column(2, "offset", pa.array([5])), table.slice(3, 1)]
+    last = functools.reduce(lambda a, b: a.union(b), map(spark.createDataFrame, three)).coalesce(2)
+    write_references(last, repository, "/a", shuffle=shuffle, duplicates="last")
     rows = references_of(repository, "/a")
     assert [row["index"] for row in rows] == [[n] for n in range(100)]
-    assert rows[chunk]["offset"] in {5, table["offset"][17].as_py()}
+    assert rows[chunk]["offset"] == 5, "the last in the frame's order"
 
 
 FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -281,6 +285,36 @@ def test_wrong_columns(spark: Any, tmp_path: Path) -> None:
         write_references(frame, repository)
     with pytest.raises(NodeNotFoundError, match="there is no array '/b'"):
         write_references(frame, repository, "/b")
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_unsigned_numbers(spark: Any, tmp_path: Path, shuffle: bool) -> None:
+    """Spark reads unsigned columns of 64 bits as decimals: they mean the same, and are checked the same."""
+    repository = new_repository(tmp_path / "r", a=(20,))
+    table = reference_table((20,))
+    unsigned = {"offset": table["offset"].cast("uint64"), "length": table["length"].cast("uint64")}
+    places = pa.array([each[0] for each in table["index"].to_pylist()], pa.uint64())
+    columns = {"index_0": places, "location": table["location"], "etag": table["etag"], **unsigned}
+    pq.write_table(pa.table(columns), tmp_path / "unsigned.parquet")
+    frame = spark.read.parquet(str(tmp_path / "unsigned.parquet"))
+    assert dict(frame.dtypes)["offset"] == "decimal(20,0)"
+
+    write_references(frame, repository, "/a", shuffle=shuffle)
+    other = single_process(tmp_path / "s", repository.readonly_session("main"), table, "/a")
+    assert references_of(repository, "/a") == references_of(other, "/a")
+
+    for number, fact in (
+        (2**64 - 1, "lead beyond the largest file"),
+        (10**19 * 9, "lead beyond the largest file"),
+        (-1, "the offset is negative"),
+        (None, "the offset is missing"),
+    ):
+        said = "NULL" if number is None else str(number)
+        wrong = frame.selectExpr(
+            "index_0", "location", f"cast({said} as decimal(20,0)) offset", "length"
+        )
+        with pytest.raises(InvalidInputError, match=fact):
+            write_references(wrong, repository, "/a", shuffle=shuffle)
 
 
 def test_targets(spark: Any, tmp_path: Path) -> None:
