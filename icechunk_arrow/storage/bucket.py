@@ -200,7 +200,7 @@ class FsspecStorage(Storage):
         self.require_writable()
         options = self._exclusive_options() or {}
         try:
-            self._try(lambda fs: fs.pipe_file(path, bytes(data), **options), conditional=True)
+            self._try(lambda fs: fs.pipe_file(path, bytes(data), **options))
         except RequestFailedError as failed:
             raise self._create_error(failed, key) from failed
 
@@ -326,12 +326,12 @@ class FsspecStorage(Storage):
         except RequestFailedError as failed:
             raise self._error(failed, action, key) from failed
 
-    def _try(self, request: Callable[[Any], _T], *, conditional: bool = False) -> _T:
+    def _try(self, request: Callable[[Any], _T]) -> _T:
         fs = self._fs
         if getattr(fs, "async_impl", False):
-            return send(lambda: request(fs), self._settings, conditional=conditional)
+            return send(lambda: request(fs), self._settings)
         with self._one_at_a_time:  # what is not asynchronous seldom says that threads may share it
-            return send(lambda: request(fs), self._settings, conditional=conditional)
+            return send(lambda: request(fs), self._settings)
 
     def _create_error(self, failed: RequestFailedError, key: str) -> IcechunkArrowError:
         if failed.failure.kind in _TAKEN:

@@ -21,10 +21,10 @@ __all__ = ["RequestFailedError", "pause_seconds", "send"]
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-_WORTH_IT = frozenset({Kind.TRANSIENT})
-# A store says "conflict" while another conditional write of the object is under way, and asks for
-# another try: only that tells who won.
-_WORTH_IT_CONDITIONAL = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
+# A store says "conflict" while another write of the object is under way, and asks for another try:
+# of a conditional one only that tells who won. A gateway before a file system says it too while
+# somebody else removes the folder that an object was to stand in.
+_WORTH_IT = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
 
 
 class RequestFailedError(Exception):
@@ -43,9 +43,8 @@ def pause_seconds(failed_tries: int, settings: StorageSettings, chance: float) -
     return min(longest, doubled) * (1 - chance / 2)
 
 
-def send(request: Callable[[], _T], settings: StorageSettings, *, conditional: bool = False) -> _T:
+def send(request: Callable[[], _T], settings: StorageSettings) -> _T:
     """Send a request until it is answered for good, or the tries are used up."""
-    worth_it = _WORTH_IT_CONDITIONAL if conditional else _WORTH_IT
     tries = 0
     while True:
         tries += 1
@@ -53,7 +52,7 @@ def send(request: Callable[[], _T], settings: StorageSettings, *, conditional: b
             return request()
         except Exception as error:
             failure = classify(error)
-            if failure.kind not in worth_it or tries >= settings.retry_tries:
+            if failure.kind not in _WORTH_IT or tries >= settings.retry_tries:
                 raise RequestFailedError(failure, tries) from error
             pause = pause_seconds(tries, settings, random.random())  # noqa: S311 - no secret
             _logger.info("try %d failed (%s), again in %.2f s", tries, failure.text, pause)

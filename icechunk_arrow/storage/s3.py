@@ -287,14 +287,14 @@ class S3Storage(FsspecStorage):
     def _create(self, key: str, data: bytes) -> None:
         arguments = {**self._object(key), "Body": bytes(data), "IfNoneMatch": "*"}
         try:
-            self._try(lambda fs: _ask(fs, "put_object", arguments), conditional=True)
+            self._try(lambda fs: _ask(fs, "put_object", arguments))
         except RequestFailedError as failed:
             raise self._create_error(failed, key) from failed
 
     def _replace(self, key: str, data: bytes, token: Token) -> None:
         arguments = {**self._object(key), "Body": bytes(data), "IfMatch": token}
         try:
-            self._try(lambda fs: _ask(fs, "put_object", arguments), conditional=True)
+            self._try(lambda fs: _ask(fs, "put_object", arguments))
         except RequestFailedError as failed:
             if failed.failure.kind in _CHANGED:
                 fact = "is gone" if failed.failure.kind is Kind.MISSING else "has changed"

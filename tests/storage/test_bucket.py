@@ -211,6 +211,22 @@ def test_a_409_is_asked_again_and_then_means_taken(
     assert not server.faults
 
 
+def test_a_conflict_of_an_unconditional_write_is_asked_again(
+    server: FakeS3, storage: Storage
+) -> None:
+    """A gateway before a file system says so while a folder is removed under the object."""
+    fault = Fault(status=409, code="ExistingObjectIsDirectory")
+    server.faults.append(fault)
+    storage.put("k", b"1")
+    assert server.objects["p/k"] == b"1"
+
+    server.faults.extend([fault] * 3)
+    with pytest.raises(StorageError, match="ExistingObjectIsDirectory"):
+        storage.put("l", b"2")
+    assert not server.faults
+    assert "p/l" not in server.objects
+
+
 @pytest.mark.parametrize(
     "fault", [Fault(obeys=True, cut=True), Fault(obeys=True, status=500)], ids=str
 )
