@@ -22,9 +22,9 @@ from icechunk_arrow.errors import (
     NotFoundError,
     SnapshotNotFoundError,
 )
-from icechunk_arrow.spark.making import check_place, naming_gone_files, reading_chunks
 from icechunk_arrow.spark.quoting import identifier, text
-from icechunk_arrow.spark.tasks import described
+from icechunk_arrow.spark.views.making import check_place, naming_gone_files, reading_chunks
+from icechunk_arrow.spark.writing.tasks import described
 from icechunk_arrow.tables.attaching import members_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.schemas import REPOSITORY, TABLES, with_repository

@@ -13,9 +13,9 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import to_numpy
 from icechunk_arrow.ingest.progress import Amount
 from icechunk_arrow.ingest.spark_frames import rows_of
-from icechunk_arrow.spark.entries import StageRows
-from icechunk_arrow.spark.partitioning import by_grid
-from icechunk_arrow.spark.tasks import run_tasks
+from icechunk_arrow.spark.writing.entries import StageRows
+from icechunk_arrow.spark.writing.partitioning import by_grid
+from icechunk_arrow.spark.writing.tasks import run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.ingest.progress import Amount, Ingested, Reporter
-from icechunk_arrow.spark.rows import write_rows
+from icechunk_arrow.spark.writing.rows import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from icechunk_arrow.ingest.progress import Progress
-    from icechunk_arrow.spark.targets import Target
+    from icechunk_arrow.spark.writing.targets import Target
 
 __all__ = ["dataframe"]
 

@@ -24,8 +24,8 @@ from icechunk_arrow.ingest.spark_frames import check_choice
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.quoting import identifier
-from icechunk_arrow.spark.rows import write_rows
-from icechunk_arrow.spark.streams import commit_batch
+from icechunk_arrow.spark.writing.rows import write_rows
+from icechunk_arrow.spark.writing.streams import commit_batch
 
 if TYPE_CHECKING:
     import os

@@ -17,7 +17,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
 from icechunk_arrow.ingest.spark_frames import frame_of, is_frame, rows_of, spark_type
-from icechunk_arrow.spark.tasks import telling_errors
+from icechunk_arrow.spark.writing.tasks import telling_errors
 from icechunk_arrow.storage.source_files import SourceFiles, absolute_url
 
 if TYPE_CHECKING:

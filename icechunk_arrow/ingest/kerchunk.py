@@ -25,7 +25,7 @@ from icechunk_arrow.ingest.chunk_names import decode_names, index_lists
 from icechunk_arrow.ingest.chunk_rows import CHUNK_ROWS
 from icechunk_arrow.ingest.hierarchy import METADATA_NAMES, hierarchy_of
 from icechunk_arrow.ingest.nodes import join_paths
-from icechunk_arrow.spark.tasks import telling_errors
+from icechunk_arrow.spark.writing.tasks import telling_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -32,7 +32,7 @@ from icechunk_arrow.ingest.hdf5_work import (
 from icechunk_arrow.ingest.nodes import join_paths, make_nodes
 from icechunk_arrow.ingest.progress import Amount, Failure, Ingested
 from icechunk_arrow.ingest.spark_frames import frame_of, run_over
-from icechunk_arrow.spark.tasks import run_tasks
+from icechunk_arrow.spark.writing.tasks import run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.ingest.progress import Reporter
     from icechunk_arrow.ingest.words import Said
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.targets import Target
+    from icechunk_arrow.spark.writing.targets import Target
     from icechunk_arrow.storage.source_files import SourceFiles
 
 __all__ = ["NetcdfSource", "run"]

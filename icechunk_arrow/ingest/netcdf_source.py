@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.ingest.progress import Ingested
-    from icechunk_arrow.spark.targets import Target
+    from icechunk_arrow.spark.writing.targets import Target
     from icechunk_arrow.storage.source_files import SourceFiles
 
 __all__ = ["netcdf"]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.tasks import error_of
+from icechunk_arrow.spark.writing.tasks import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

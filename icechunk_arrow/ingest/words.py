@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from icechunk_arrow.ingest.progress import Reporter
 from icechunk_arrow.ingest.spark_frames import check_choice
-from icechunk_arrow.spark.targets import writing
+from icechunk_arrow.spark.writing.targets import writing
 from icechunk_arrow.storage.source_files import SourceFiles
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from icechunk_arrow.ingest.progress import Progress
-    from icechunk_arrow.spark.targets import Target, Writing
+    from icechunk_arrow.spark.writing.targets import Target, Writing
 
 __all__ = ["FAILURES", "IngestWords", "Said", "said"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.ingest.hierarchy import Hierarchy
     from icechunk_arrow.ingest.words import Said
-    from icechunk_arrow.spark.targets import Target
+    from icechunk_arrow.spark.writing.targets import Target
     from icechunk_arrow.storage.source_files import SourceFiles
 
 __all__ = ["places_of", "zarr"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.ingest.chunk_names import decode_names, index_lists
 from icechunk_arrow.ingest.chunk_rows import CHUNK_ROWS
-from icechunk_arrow.spark.tasks import telling_errors
+from icechunk_arrow.spark.writing.tasks import telling_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

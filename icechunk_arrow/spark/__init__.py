@@ -6,15 +6,15 @@
 """
 
 from icechunk_arrow.core.axis_lookup import RegularGrid
-from icechunk_arrow.spark.attaching import Attached, attach, detach, refresh
-from icechunk_arrow.spark.entries import write_chunks, write_references
-from icechunk_arrow.spark.reading import read_array
-from icechunk_arrow.spark.registering import register
-from icechunk_arrow.spark.rows import write_rows
-from icechunk_arrow.spark.scripting import sql_script
-from icechunk_arrow.spark.streams import each_batch
-from icechunk_arrow.spark.targets import WriteResult
-from icechunk_arrow.spark.tasks import TaskTotals
+from icechunk_arrow.spark.reading.arrays import read_array
+from icechunk_arrow.spark.source.registering import register
+from icechunk_arrow.spark.views.attaching import Attached, attach, detach, refresh
+from icechunk_arrow.spark.views.scripting import sql_script
+from icechunk_arrow.spark.writing.entries import write_chunks, write_references
+from icechunk_arrow.spark.writing.rows import write_rows
+from icechunk_arrow.spark.writing.streams import each_batch
+from icechunk_arrow.spark.writing.targets import WriteResult
+from icechunk_arrow.spark.writing.tasks import TaskTotals
 
 __all__ = [
     "Attached",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from icechunk_arrow import Repository
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError
-from icechunk_arrow.spark.reading import plan_read
+from icechunk_arrow.spark.reading.arrays import plan_read
 
 if TYPE_CHECKING:
     from pathlib import Path

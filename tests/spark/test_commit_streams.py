@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from icechunk_arrow import Repository
 from icechunk_arrow.errors import InvalidInputError, SnapshotNotFoundError
-from icechunk_arrow.spark import commit_stream
-from icechunk_arrow.spark.commit_stream import CommitStream, Place
-from icechunk_arrow.spark.reading import plan_read
+from icechunk_arrow.spark.reading import commit_stream
+from icechunk_arrow.spark.reading.arrays import plan_read
+from icechunk_arrow.spark.reading.commit_stream import CommitStream, Place
 
 if TYPE_CHECKING:
     from pathlib import Path

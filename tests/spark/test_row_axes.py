@@ -13,13 +13,18 @@ import zarr
 from icechunk_arrow import Repository
 from icechunk_arrow.core.axis_lookup import RegularGrid
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.row_arrays import chunk_edges
-from icechunk_arrow.spark.row_axes import AxisRequest, AxisRows, find_coordinate, resolve_axis
+from icechunk_arrow.spark.writing.row_arrays import chunk_edges
+from icechunk_arrow.spark.writing.row_axes import (
+    AxisRequest,
+    AxisRows,
+    find_coordinate,
+    resolve_axis,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_arrow.spark.row_axes import ResolvedAxis, Stored
+    from icechunk_arrow.spark.writing.row_axes import ResolvedAxis, Stored
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,9 @@ import zarr
 
 from icechunk_arrow import Repository, RepositoryConfig
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
-from icechunk_arrow.spark import register, source_tables
-from icechunk_arrow.spark.options import Options
+from icechunk_arrow.spark import register
+from icechunk_arrow.spark.source import tables as source_tables
+from icechunk_arrow.spark.source.options import Options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,7 +252,7 @@ def test_snapshots_are_chosen_and_kept(spark: Any, tmp_path: Path) -> None:
 def test_wrong_options_are_refused(repo: Repository, options: dict[str, str], says: str) -> None:
     """What is wrong is named before anything is read, with what there is instead."""
     pytest.importorskip("pyspark")
-    from icechunk_arrow.spark.source_reading import pinned, schema_of
+    from icechunk_arrow.spark.source.reading import pinned, schema_of
 
     with pytest.raises(IcechunkArrowError, match=says):
         schema_of(pinned({"path": repo.url, **options}))

@@ -147,7 +147,7 @@ def test_rows_of_changed_chunks(spark: Any, repo: Repository, tmp_path: Path) ->
 def test_wrong_options_are_refused(repo: Repository, options: dict[str, str], says: str) -> None:
     """What is wrong is said at the latest when a query begins."""
     pytest.importorskip("pyspark")
-    from icechunk_arrow.spark.source_reading import schema_of, stream_reader_of
+    from icechunk_arrow.spark.source.reading import schema_of, stream_reader_of
 
     asked = {"path": repo.url, **options}
     schema = schema_of({"path": repo.url})

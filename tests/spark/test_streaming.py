@@ -14,7 +14,7 @@ from icechunk_arrow import ConflictDetector, Repository
 from icechunk_arrow.core.stream_marks import LAST_BATCHES, THIS_BATCH, Batch
 from icechunk_arrow.errors import InvalidInputError, RebaseFailedError
 from icechunk_arrow.spark import each_batch, write_chunks, write_references
-from icechunk_arrow.spark.streams import commit_batch, is_committed
+from icechunk_arrow.spark.writing.streams import commit_batch, is_committed
 from tests.spark.frames import (
     check_manifests,
     check_only_orphans,

@@ -14,8 +14,8 @@ import zarr
 from icechunk_arrow import Repository
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 from icechunk_arrow.spark import RegularGrid, read_array, write_rows
-from icechunk_arrow.spark.row_placing import PlaceRows
-from icechunk_arrow.spark.rows import by_block
+from icechunk_arrow.spark.writing.row_placing import PlaceRows
+from icechunk_arrow.spark.writing.rows import by_block
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.tasks import TaskTotals
+from icechunk_arrow.spark.writing.tasks import TaskTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

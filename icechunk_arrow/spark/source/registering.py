@@ -13,6 +13,6 @@ def register(spark: Any) -> None:
     The driver and the executors must be able to import this package: it is installed there, or shipped as a zip
     before this is called (``spark.addArtifacts(zip, pyfile=True)``, ``--py-files``, ``spark.submit.pyFiles``).
     """
-    from icechunk_arrow.spark.source import IcechunkSource  # noqa: PLC0415  (needs pyspark, an extra)
+    from icechunk_arrow.spark.source.data_source import IcechunkSource  # noqa: PLC0415  (needs pyspark, an extra)
 
     spark.dataSource.register(IcechunkSource)

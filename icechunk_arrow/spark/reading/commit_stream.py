@@ -20,8 +20,8 @@ from icechunk_arrow.core.columns import from_numpy, indices
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.changed_chunks import arrays_changed
-from icechunk_arrow.spark.chunk_layout import ChunkRows
+from icechunk_arrow.spark.reading.changed_chunks import arrays_changed
+from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
 from icechunk_arrow.tables.columns import lists_of, repeated
 from icechunk_arrow.tables.selection import find_named
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.spark.changed_chunks import ArrayChanges, Piece
-    from icechunk_arrow.spark.grids import GridRows
-    from icechunk_arrow.spark.reading import ArrayRead
+    from icechunk_arrow.spark.reading.arrays import ArrayRead
+    from icechunk_arrow.spark.reading.changed_chunks import ArrayChanges, Piece
+    from icechunk_arrow.spark.reading.grids import GridRows
 
     Coordinates = npt.NDArray[np.uint64]
 

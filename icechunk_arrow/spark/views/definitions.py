@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, WIDE
 from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.spark.known import KNOWN_TYPE
 from icechunk_arrow.spark.quoting import identifier, json_text, rows_text, spark_type, text
+from icechunk_arrow.spark.views.known import KNOWN_TYPE
 from icechunk_arrow.sql_texts import fill, statement
 from icechunk_arrow.tables.scans import kind_and_location
 from icechunk_arrow.tables.schemas import OVER_CHUNKS, TABLES, with_repository

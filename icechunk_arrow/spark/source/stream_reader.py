@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from icechunk_arrow.spark.commit_stream import Place
+from icechunk_arrow.spark.reading.commit_stream import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from icechunk_arrow.spark.commit_stream import CommitStream
+    from icechunk_arrow.spark.reading.commit_stream import CommitStream
 
 __all__ = ["StreamReader"]
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.spark.attaching import check_name
-from icechunk_arrow.spark.definitions import (
+from icechunk_arrow.spark.quoting import file_pattern, identifier, rows_text, spark_root, text
+from icechunk_arrow.spark.views.attaching import check_name
+from icechunk_arrow.spark.views.definitions import (
     Maker,
     Rows,
     coordinate_statements,
@@ -23,9 +24,8 @@ from icechunk_arrow.spark.definitions import (
     place_statements,
     view_name,
 )
-from icechunk_arrow.spark.making import check_place
-from icechunk_arrow.spark.quoting import file_pattern, identifier, rows_text, spark_root, text
-from icechunk_arrow.spark.relations import make_relations
+from icechunk_arrow.spark.views.making import check_place
+from icechunk_arrow.spark.views.relations import make_relations
 from icechunk_arrow.tables.attaching import members_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.selection import Selection, find_earlier

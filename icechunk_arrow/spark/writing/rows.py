@@ -17,7 +17,7 @@ from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import node_path
 from icechunk_arrow.spark.quoting import identifier
-from icechunk_arrow.spark.row_arrays import (
+from icechunk_arrow.spark.writing.row_arrays import (
     cell_type,
     grow,
     make,
@@ -26,11 +26,21 @@ from icechunk_arrow.spark.row_arrays import (
     shape_of,
     store_coordinates,
 )
-from icechunk_arrow.spark.row_axes import AxisRequest, AxisRows, find_coordinate, resolve_axis
-from icechunk_arrow.spark.row_placing import PACKED_DDL, CellColumn, PlaceRows, packed_schema
-from icechunk_arrow.spark.row_writing import WriteCells
-from icechunk_arrow.spark.targets import check_mode, mode_check, writing
-from icechunk_arrow.spark.tasks import (
+from icechunk_arrow.spark.writing.row_axes import (
+    AxisRequest,
+    AxisRows,
+    find_coordinate,
+    resolve_axis,
+)
+from icechunk_arrow.spark.writing.row_placing import (
+    PACKED_DDL,
+    CellColumn,
+    PlaceRows,
+    packed_schema,
+)
+from icechunk_arrow.spark.writing.row_writing import WriteCells
+from icechunk_arrow.spark.writing.targets import check_mode, mode_check, writing
+from icechunk_arrow.spark.writing.tasks import (
     TaskTotals,
     check_reachable,
     described,
@@ -42,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.row_arrays import ArrayShape, RowArray
-    from icechunk_arrow.spark.row_axes import ResolvedAxis, RowAxis
-    from icechunk_arrow.spark.targets import Target, WriteResult
+    from icechunk_arrow.spark.writing.row_arrays import ArrayShape, RowArray
+    from icechunk_arrow.spark.writing.row_axes import ResolvedAxis, RowAxis
+    from icechunk_arrow.spark.writing.targets import Target, WriteResult
 
 __all__ = ["write_rows"]
 

@@ -16,7 +16,7 @@ from icechunk_arrow.core.cell_values import elements_of
 from icechunk_arrow.core.columns import from_numpy, to_numpy, validity
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.chunk_codecs import ChunkCodecs
+from icechunk_arrow.spark.writing.chunk_codecs import ChunkCodecs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.cell_blocks import CellBlock
     from icechunk_arrow.core.row_blocks import RowBlocks
     from icechunk_arrow.session import ForkSession
-    from icechunk_arrow.spark.row_axes import RowAxis
-    from icechunk_arrow.spark.row_placing import CellColumn
+    from icechunk_arrow.spark.writing.row_axes import RowAxis
+    from icechunk_arrow.spark.writing.row_placing import CellColumn
 
 __all__ = ["WriteCells"]
 

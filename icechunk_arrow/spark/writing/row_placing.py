@@ -24,7 +24,7 @@ from icechunk_arrow.core.columns import (
     validity,
 )
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.tasks import telling_errors
+from icechunk_arrow.spark.writing.tasks import telling_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.cell_values import CellType
     from icechunk_arrow.core.row_blocks import RowBlocks
-    from icechunk_arrow.spark.row_axes import RowAxis
+    from icechunk_arrow.spark.writing.row_axes import RowAxis
 
 __all__ = ["PACKED", "PACKED_DDL", "CellColumn", "PlaceRows", "packed_schema"]
 

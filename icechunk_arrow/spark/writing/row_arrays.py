@@ -22,13 +22,13 @@ from icechunk_arrow.core.cell_values import (
     elements_of,
 )
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.arrays_to_make import make_arrays
 from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.row_axes import NewCoordinates, ResolvedAxis
+    from icechunk_arrow.spark.writing.row_axes import NewCoordinates, ResolvedAxis
 
 __all__ = [
     "ArrayShape",

@@ -16,8 +16,8 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.axes import node_path
-from icechunk_arrow.spark.chunk_layout import ChunkRows
-from icechunk_arrow.spark.grids import GridRows
+from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
+from icechunk_arrow.spark.reading.grids import GridRows
 from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:

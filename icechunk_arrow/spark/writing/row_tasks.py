@@ -17,17 +17,22 @@ from icechunk_arrow.core.cell_blocks import carried_dtype
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.row_arrays import cell_type, opened, read_arrays, shape_of
-from icechunk_arrow.spark.row_axes import AxisRequest, AxisRows, find_coordinate, resolve_axis
-from icechunk_arrow.spark.row_placing import CellColumn, PlaceRows, packed_schema
-from icechunk_arrow.spark.row_writing import WriteCells
+from icechunk_arrow.spark.writing.row_arrays import cell_type, opened, read_arrays, shape_of
+from icechunk_arrow.spark.writing.row_axes import (
+    AxisRequest,
+    AxisRows,
+    find_coordinate,
+    resolve_axis,
+)
+from icechunk_arrow.spark.writing.row_placing import CellColumn, PlaceRows, packed_schema
+from icechunk_arrow.spark.writing.row_writing import WriteCells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from icechunk_arrow.session import ForkSession
-    from icechunk_arrow.spark.row_arrays import ArrayShape, RowArray
-    from icechunk_arrow.spark.row_axes import RowAxis
+    from icechunk_arrow.spark.writing.row_arrays import ArrayShape, RowArray
+    from icechunk_arrow.spark.writing.row_axes import RowAxis
 
 __all__ = ["StageCells"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.engine.references import REFERENCES
-from icechunk_arrow.spark.arrays_to_make import make_arrays
-from icechunk_arrow.spark.packing import packed_by_grid, unpacked
-from icechunk_arrow.spark.partitioning import by_grid
-from icechunk_arrow.spark.targets import check_mode, mode_check, writing
-from icechunk_arrow.spark.tasks import RecentRows, described, run_tasks
+from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
+from icechunk_arrow.spark.writing.packing import packed_by_grid, unpacked
+from icechunk_arrow.spark.writing.partitioning import by_grid
+from icechunk_arrow.spark.writing.targets import check_mode, mode_check, writing
+from icechunk_arrow.spark.writing.tasks import RecentRows, described, run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.session import ForkSession
-    from icechunk_arrow.spark.arrays_to_make import ArraySpec
-    from icechunk_arrow.spark.targets import Target, WriteResult
+    from icechunk_arrow.spark.writing.arrays_to_make import ArraySpec
+    from icechunk_arrow.spark.writing.targets import Target, WriteResult
 
 __all__ = ["StageRows", "write_chunks", "write_references"]
 

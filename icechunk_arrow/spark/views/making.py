@@ -12,13 +12,6 @@ from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.spark.definitions import (
-    Maker,
-    Rows,
-    coordinate_statements,
-    drop_statements,
-    names_of,
-)
 from icechunk_arrow.spark.quoting import (
     file_pattern,
     identifier,
@@ -27,7 +20,14 @@ from icechunk_arrow.spark.quoting import (
     spark_root,
     spark_type,
 )
-from icechunk_arrow.spark.relations import chunk_query
+from icechunk_arrow.spark.views.definitions import (
+    Maker,
+    Rows,
+    coordinate_statements,
+    drop_statements,
+    names_of,
+)
+from icechunk_arrow.spark.views.relations import chunk_query
 from icechunk_arrow.tables.places import root_uri
 
 if TYPE_CHECKING:

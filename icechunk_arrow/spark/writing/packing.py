@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
-from icechunk_arrow.spark.partitioning import grid_tasks
 from icechunk_arrow.spark.quoting import identifier
+from icechunk_arrow.spark.writing.partitioning import grid_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.partitioning import GridTasks
+    from icechunk_arrow.spark.writing.partitioning import GridTasks
 
 __all__ = ["packed_by_grid", "unpacked"]
 

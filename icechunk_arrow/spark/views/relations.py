@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, indices
-from icechunk_arrow.spark.definitions import (
+from icechunk_arrow.spark.quoting import rows_text, text
+from icechunk_arrow.spark.views.definitions import (
     CHUNK_ROWS,
     array_rows,
     chunk_rows,
@@ -21,8 +22,7 @@ from icechunk_arrow.spark.definitions import (
     manifest_rows,
     pathed_rows,
 )
-from icechunk_arrow.spark.known import known_arrays
-from icechunk_arrow.spark.quoting import rows_text, text
+from icechunk_arrow.spark.views.known import known_arrays
 from icechunk_arrow.sql_texts import fill, statement
 from icechunk_arrow.tables.differences import later_paths, node_changes, own_manifests
 from icechunk_arrow.tables.facts import fact_table
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.spark.definitions import Maker, Rows
+    from icechunk_arrow.spark.views.definitions import Maker, Rows
     from icechunk_arrow.tables.manifests import Entries
     from icechunk_arrow.tables.scans import Scan
 

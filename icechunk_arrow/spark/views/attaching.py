@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from icechunk_arrow.spark.definitions import (
+from icechunk_arrow.spark.quoting import text
+from icechunk_arrow.spark.views.definitions import (
     coordinate_statements,
     define,
     drop_statements,
@@ -19,9 +20,8 @@ from icechunk_arrow.spark.definitions import (
     place_statements,
     view_name,
 )
-from icechunk_arrow.spark.making import SessionMaker, check_place, naming_gone_files
-from icechunk_arrow.spark.quoting import text
-from icechunk_arrow.spark.relations import make_relations
+from icechunk_arrow.spark.views.making import SessionMaker, check_place, naming_gone_files
+from icechunk_arrow.spark.views.relations import make_relations
 from icechunk_arrow.tables.attaching import Attached, members_of
 from icechunk_arrow.tables.schemas import TABLES
 from icechunk_arrow.tables.selection import Selection, find_earlier

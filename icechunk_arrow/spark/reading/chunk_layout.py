@@ -28,7 +28,7 @@ from icechunk_arrow.spark.elements import (
     list_of,
     sliced_list,
 )
-from icechunk_arrow.spark.grids import SNAPSHOT, Column, choose_columns
+from icechunk_arrow.spark.reading.grids import SNAPSHOT, Column, choose_columns
 from icechunk_arrow.tables.columns import repeated
 
 if TYPE_CHECKING:

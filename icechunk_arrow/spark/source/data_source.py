@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from icechunk_arrow.spark.source_reading import pinned, reader_of, schema_of, stream_reader_of
-from icechunk_arrow.spark.source_writing import stream_writer_of, writer_of
+from icechunk_arrow.spark.source.reading import pinned, reader_of, schema_of, stream_reader_of
+from icechunk_arrow.spark.source.writing import stream_writer_of, writer_of
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -35,14 +35,14 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.arrays_to_make import make_arrays
 from icechunk_arrow.spark.axes import node_path
-from icechunk_arrow.spark.entries import StageRows
-from icechunk_arrow.spark.options import Options
-from icechunk_arrow.spark.row_tasks import StageCells
-from icechunk_arrow.spark.streams import commit_batch, is_committed, running_query
-from icechunk_arrow.spark.targets import mode_check
-from icechunk_arrow.spark.tasks import check_reachable, totals_of, work_on
+from icechunk_arrow.spark.source.options import Options
+from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
+from icechunk_arrow.spark.writing.entries import StageRows
+from icechunk_arrow.spark.writing.row_tasks import StageCells
+from icechunk_arrow.spark.writing.streams import commit_batch, is_committed, running_query
+from icechunk_arrow.spark.writing.targets import mode_check
+from icechunk_arrow.spark.writing.tasks import check_reachable, totals_of, work_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,11 +15,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
 from icechunk_arrow.repository import Repository
-from icechunk_arrow.spark.commit_stream import CHANGE_ROWS, CommitStream
-from icechunk_arrow.spark.options import PINNED, Options
-from icechunk_arrow.spark.reading import LAYOUTS, PART_BYTES, plan_read, session_to_read
-from icechunk_arrow.spark.source_tables import TableRead
-from icechunk_arrow.spark.stream_reader import StreamReader
+from icechunk_arrow.spark.reading.arrays import LAYOUTS, PART_BYTES, plan_read, session_to_read
+from icechunk_arrow.spark.reading.commit_stream import CHANGE_ROWS, CommitStream
+from icechunk_arrow.spark.source.options import PINNED, Options
+from icechunk_arrow.spark.source.stream_reader import StreamReader
+from icechunk_arrow.spark.source.tables import TableRead
 from icechunk_arrow.tables.schemas import TABLES
 from icechunk_arrow.tables.selection import Selection, find_earlier
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from icechunk_arrow.spark.reading import ArrayRead
+    from icechunk_arrow.spark.reading.arrays import ArrayRead
 
 __all__ = ["pinned", "reader_of", "schema_of", "stream_reader_of"]
 

@@ -1,0 +1,1 @@
+"""Arrays and commits as frames: plans of what tasks read, made on the driver, and the tasks."""

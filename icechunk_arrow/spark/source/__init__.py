@@ -1,0 +1,1 @@
+"""``format("icechunk")``: what Spark asks of a Python data source, answered with reading and writing."""

@@ -1,0 +1,1 @@
+"""SQL views over chunk inventories, and the same as a script."""
