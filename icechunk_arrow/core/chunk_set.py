@@ -82,13 +82,6 @@ class ChunkSet:
     def _points(self) -> npt.NDArray[np.uint64]:
         return coords.decode(self.coordinates, self.ndim)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no chunk belongs to the set, whatever there is."""
-        return not (
-            len(self.coordinates) or len(self.boxes) or len(self.sparse) or self.outside is not None
-        )
-
     def touching(self, inventories: Inventories) -> list[int]:
         """Entries that may hold a chunk of the set: where extents meet."""
         if not len(inventories):

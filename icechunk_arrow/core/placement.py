@@ -188,17 +188,11 @@ def place_additions(
 
 def sizes_after(
     settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
-) -> list[int]:
-    """How many rows the manifests would have that :func:`place` makes of so many rows an array.
+) -> Iterator[tuple[int, int]]:
+    """How many rows the manifests would have that :func:`place` makes of so many rows an array, and their limits.
 
     An array that is cut counts as full manifests and a rest: what its grid allows may be a little less.
     """
-    return [rows for rows, _ in _sizes_and_limits(settings, sizes, shapes)]
-
-
-def _sizes_and_limits(
-    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
-) -> Iterator[tuple[int, int]]:
     for chosen, members in groups_of(settings, sizes, shapes):
         limit = limit_of(chosen)
         full, rest = divmod(sum(sizes[each] for each in members), limit)
@@ -322,6 +316,6 @@ def _is_gain(
     total: Counter[int] = Counter()
     for name in group:
         total.update(tenants[name])
-    after = _sizes_and_limits(settings, total, shapes)
+    after = sizes_after(settings, total, shapes)
     again = sum(2 * rows <= limit and _size_class(rows) == size_class for rows, limit in after)
     return again * _GAIN <= len(group)

@@ -43,7 +43,6 @@ __all__ = [
     "SCHEMA",
     "WIDE_SCHEMA",
     "decode",
-    "decode_columns",
     "decode_rows",
     "encode",
     "schema_of",
@@ -243,14 +242,6 @@ def decode(data: bytes, identifier: str, *, coded: bool = False) -> pa.Table:
 def _table(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     fields = [CHUNK_SCHEMA.field(name).with_type(column.type) for name, column in columns.items()]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
-
-
-def decode_columns(data: bytes, identifier: str, columns: Sequence[str]) -> pa.Table:
-    """Decode some columns of a whole manifest file; whether its rows are in order is not looked at."""
-    sealed = envelope.open_whole(data, KIND, identifier)
-    _check_columns(sealed)
-    table = envelope.read_rows(sealed, data, columns=columns)
-    return _table(_canonical(table, sealed.key))
 
 
 def decode_rows(sealed: Sealed, groups: Sequence[int], data: bytes) -> pa.Table:

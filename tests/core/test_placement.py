@@ -177,7 +177,7 @@ def test_nothing_added_is_no_manifest() -> None:
 
     assert list(placement.place(nothing, chosen, shapes.__getitem__)) == []
     assert list(placement.place_additions(nothing, chosen, shapes.__getitem__)) == []
-    assert placement.sizes_after(chosen, {}, shapes.__getitem__) == []
+    assert list(placement.sizes_after(chosen, {}, shapes.__getitem__)) == []
 
 
 @given(arrays(), manifest_settings(), st.sampled_from([10, 1 << 22]))
@@ -189,7 +189,7 @@ def test_sizes_are_known_before_placing(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "MAX_MANIFEST_ROWS", ceiling)
         sizes = sizes_of(table)
-        said = placement.sizes_after(chosen, sizes, shapes.__getitem__)
+        said = [rows for rows, _ in placement.sizes_after(chosen, sizes, shapes.__getitem__)]
         placed = list(placement.place(table, chosen, shapes.__getitem__))
         limits = {i: limit_of(home) for home, ids in packs_of(table, chosen, shapes) for i in ids}
     uncut = [each for each in placed if all(sizes[i] <= limits[i] for i in sizes_of(each))]

@@ -176,17 +176,6 @@ def test_coded_files_give_the_same_bytes(name: str) -> None:
     assert rows["chunk_file"].to_pylist() == table["chunk_file"].slice(0, len(rows)).to_pylist()
 
 
-def test_some_columns_alone() -> None:
-    """Who wants to know which chunks there are reads no files' names."""
-    table = rows_and_groups(20_000)
-    data = manifest.encode(table, ID)
-
-    found = manifest.decode_columns(data, ID, ["array_id", "coord"])
-    assert found.equals(table.select(["array_id", "coord"]))
-    with pytest.raises(CorruptFileError, match="no column 'offset'"):
-        manifest.decode_columns(sealed_by_another(rows().drop_columns(["offset"])), ID, ["coord"])
-
-
 def test_small_files_have_little_around_them() -> None:
     """A commit of one chunk writes kilobytes: no statistics of a single row group, no Arrow schema."""
     data = manifest.encode(rows_and_groups(1), ID)
