@@ -20,12 +20,15 @@ settings.register_profile("shared", deadline=None)  # other work on the machine 
 settings.load_profile("shared")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let one process run the tests of a file, and all that share a folder's Spark session."""
-    if not config.pluginmanager.hasplugin("xdist"):
+    """Let one process run the tests of a file, and all that share a folder's Spark session; these begin."""
+    if not getattr(config.option, "loadgroup", False):
         return
+    spark = {item: item.get_closest_marker("spark") is not None for item in items}
+    items.sort(key=lambda item: not spark[item])
     for item in items:
-        together = item.path.parent if item.get_closest_marker("spark") else item.path
+        together = item.path.parent if spark[item] else item.path
         item.add_marker(pytest.mark.xdist_group(name=str(together)))
 
 

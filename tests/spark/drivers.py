@@ -6,6 +6,7 @@ test can kill at a moment of its choice.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -82,7 +83,9 @@ def session_of(settings: dict[str, str]) -> Any:
     """Start Spark."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder
+    builder: Any = SparkSession.builder
+    if "spark.remote" in settings:  # of Spark Connect: all else is the server's to say
+        return builder.remote(settings["spark.remote"]).getOrCreate()
     chosen = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -158,12 +161,95 @@ def stream(spark: Any, root: str, source: str, checkpoint: str, way: str) -> Non
     say("ended")
 
 
+def tour(spark: Any, root: str, source: str, result: str, archive: str, options: str) -> None:
+    """Do everything once that a pipeline does: rows, chunks, files of other people, streams, and all of it back.
+
+    ``source`` is a folder with ``weather.nc`` and ``old.zarr``; what was read goes to the file ``result``.
+    """
+    import icechunk_arrow.spark as ias
+    from icechunk_arrow import Repository, ingest
+    from icechunk_arrow.errors import InvalidInputError
+
+    if archive:
+        spark.addArtifacts(archive, pyfile=True)
+    ias.register(spark)
+    storage: dict[str, Any] = json.loads(options)
+    repo = Repository.open(root, storage, authorize_virtual_chunk_access={source: storage})
+    words: dict[str, Any] = {"source_options": storage}
+    spelled = {
+        f"storage.{name}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in storage.items()
+    }
+
+    def written(frame: Any, **more: str) -> None:
+        frame.write.format("icechunk").mode("append").options(**spelled, **more).save(root)
+
+    rows = tour_rows(spark)
+    first, second = (
+        rows.where("pmod(hour + station, 2) = 0"),
+        rows.where("pmod(hour + station, 2) = 1"),
+    )
+    grid: dict[str, Any] = {"dimensions": ["hour", "station"], "chunks": {"hour": 7, "station": 4}}
+    ias.write_rows(rows.limit(0).unionByName(first), repo, ["wind"], **grid)
+    ias.write_rows(second, repo, ["wind"])
+    try:
+        ias.write_rows(second.union(second), repo, ["wind"])
+    except InvalidInputError as error:
+        say(f"refused: {error}")
+    written(
+        second.selectExpr("hour", "station", "wind + 1 AS wind").coalesce(1),
+        table="rows",
+        columns="wind",
+        duplicates="last",
+    )
+    chunks = spark.range(24).selectExpr(
+        "array(cast(id AS int)) AS index",
+        "cast(lpad(cast(id AS string), 4, '0') AS binary) AS data",
+    )
+    spec = {"shape": (96,), "chunks": (4,), "dtype": "u1", "compressors": None}
+    ias.write_chunks(chunks, repo, arrays={"/bytes": spec}, array_path="/bytes")
+    ingest.zarr(spark, f"{source}/old.zarr", repo, group="copied", **words)
+    ingest.netcdf(spark, f"{source}/weather.nc", repo, group="values", virtual=False, **words)
+    ingest.netcdf(spark, f"{source}/weather.nc", repo, group="referred", virtual=True, **words)
+
+    found: dict[str, Any] = {}
+    back = ias.read_array(spark, repo, ["/wind"], where="hour >= 3 and station in (0, 5)")
+    found["rows"] = sorted(map(list, back.collect()))
+    reader = spark.read.format("icechunk").options(**spelled)
+    shown = reader.option("array", "/bytes").option("layout", "chunks").load(root)
+    found["chunks"] = sorted([list(row["index"]), list(row["values"])] for row in shown.collect())
+    counted = reader.option("table", "chunks").load(root).groupBy("path").count()
+    found["counts"] = {row["path"]: row["count"] for row in counted.collect()}
+    stream = spark.readStream.format("icechunk").options(**spelled, starting="earliest").load(root)
+    query = stream.writeStream.format("parquet").option("path", f"{result}-stream")
+    query = query.option("checkpointLocation", f"{result}-checkpoint").trigger(availableNow=True)
+    query.start().awaitTermination()
+    streamed = spark.read.parquet(f"{result}-stream").where("path = '/wind'")
+    found["streamed"] = streamed.select("snapshot").distinct().count()
+    Path(result).write_text(json.dumps(found))
+    say("ended")
+
+
+def tour_rows(spark: Any) -> Any:
+    """Give the rows of the tour: 20 hours of 6 stations, shuffled."""
+    return spark.sql("""
+        SELECT hour, station, cast(hour * 10 + station AS double) AS wind
+        FROM (SELECT explode(sequence(0, 19)) AS hour)
+        CROSS JOIN (SELECT explode(sequence(0, 5)) AS station) ORDER BY hash(hour, station)
+    """)
+
+
 def main() -> None:
     """Run one job."""
     job, *rest = sys.argv[1:]
     cut = rest.index("--")
     settings = dict(each.split("=", 1) for each in rest[cut + 1 :])
-    jobs: dict[str, Any] = {"chunks": chunks, "references": references, "stream": stream}
+    jobs: dict[str, Any] = {
+        "chunks": chunks,
+        "references": references,
+        "stream": stream,
+        "tour": tour,
+    }
     spark = session_of(settings)
     jobs[job](spark, *rest[:cut])
     spark.stop()
