@@ -46,7 +46,6 @@ __all__ = [
     "Extent",
     "chunk_table",
     "concat_sorted",
-    "content_flags",
     "describe_arrays",
     "extent_of",
     "form_flags",
@@ -68,6 +67,7 @@ Extent = tuple[tuple[int, int], ...]
 
 DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL, WIDE, HAS_CHECKS, HAS_CRC = 1, 2, 4, 8, 16, 32, 64
 """Flags of an inventory entry: what the rows are like, and which form the manifest file has."""
+_MOST = (1 << 64) - 1
 
 CHUNK_SCHEMA = pa.schema(
     [
@@ -293,11 +293,6 @@ def _kinds(table: pa.Table) -> npt.NDArray[np.uint8]:
     return kinds
 
 
-def content_flags(table: pa.Table) -> int:
-    """Flags that describe what kinds of references the rows are."""
-    return int(np.bitwise_or.reduce(_kinds(table)))
-
-
 def form_flags(table: pa.Table) -> int:
     """Flags that tell which form a manifest of these rows takes on disk."""
     checks = any(table[name].null_count < table.num_rows for name in ("etag", "last_modified"))
@@ -315,6 +310,8 @@ class ArrayRuns:
     rows: npt.NDArray[np.int64]
     """Number of the array's first row."""
     row_counts: npt.NDArray[np.int64]
+    stored_bytes: npt.NDArray[np.uint64]
+    """Bytes that the array's chunks take where they are stored; the largest number stands for more than it."""
     ndims: npt.NDArray[np.int64]
     starts: npt.NDArray[np.uint64]
     """Arrays × the most dimensions of one: the smallest extent, 0 behind an array's last dimension."""
@@ -347,6 +344,20 @@ def rows_of_array(table: pa.Table, array_id: int) -> pa.Table:
     return table if stop - start == len(ids) else table.slice(start, stop - start)
 
 
+def _sums_of_lengths(table: pa.Table, firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Add up the lengths from each of these rows up to the next."""
+    lengths = to_numpy(table["length"])
+    if not len(firsts):
+        return np.empty(0, np.uint64)
+    sums = np.add.reduceat(lengths, firsts)
+    if int(lengths.max()) <= _MOST // len(lengths):
+        return sums
+    half = np.uint64(32)
+    low = np.add.reduceat(lengths & np.uint64((1 << 32) - 1), firsts)
+    high = np.add.reduceat(lengths >> half, firsts) + (low >> half)
+    return np.where(high >> half, np.uint64(_MOST), sums)
+
+
 def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
     """Describe what sorted rows hold of each array, all arrays at once."""
     found, rows, counts = rows_of_arrays(table)
@@ -373,6 +384,7 @@ def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
         array_ids=found,
         rows=rows,
         row_counts=counts,
+        stored_bytes=_sums_of_lengths(table, rows),
         ndims=ranks,
         starts=starts,
         stops=stops,

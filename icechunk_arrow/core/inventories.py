@@ -36,6 +36,8 @@ class InventoryEntry:
     extent: Extent
     flags: int
     row_count: int
+    stored_bytes: int
+    """Bytes that these chunks take where they are stored."""
 
     @property
     def is_dense(self) -> bool:
@@ -61,6 +63,7 @@ class Inventories:
     stops: npt.NDArray[np.uint64]
     flags: npt.NDArray[np.uint16]
     row_counts: npt.NDArray[np.uint64]
+    stored_bytes: npt.NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.manifests)
@@ -73,6 +76,7 @@ class Inventories:
             extent=tuple(zip(starts, stops, strict=True)),
             flags=int(self.flags[index]),
             row_count=int(self.row_counts[index]),
+            stored_bytes=int(self.stored_bytes[index]),
         )
 
     def __iter__(self) -> Iterator[InventoryEntry]:
@@ -128,6 +132,7 @@ class Inventories:
             stops=self.stops[rows],
             flags=self.flags[rows],
             row_counts=self.row_counts[rows],
+            stored_bytes=self.stored_bytes[rows],
         )
 
     def without(self, manifests: Collection[str]) -> Inventories:
@@ -149,6 +154,7 @@ class Inventories:
             stops=np.concatenate([each.stops for each in parts]),
             flags=np.concatenate([each.flags for each in parts]),
             row_counts=np.concatenate([each.row_counts for each in parts]),
+            stored_bytes=np.concatenate([each.stored_bytes for each in parts]),
         )
         return both.in_order()
 
@@ -173,6 +179,7 @@ class Inventories:
             stops=box[:, :, 1],
             flags=np.array([e.flags for e in ordered], np.uint16),
             row_counts=np.array([e.row_count for e in ordered], np.uint64),
+            stored_bytes=np.array([e.stored_bytes for e in ordered], np.uint64),
         )
 
     @classmethod
@@ -187,6 +194,7 @@ class Inventories:
             stops=box[:, :, 1],
             flags=none.astype(np.uint16),
             row_counts=none,
+            stored_bytes=none,
         )
 
 
@@ -205,6 +213,7 @@ class Entries:
     """By entry: the row of its array's node."""
     rows: npt.NDArray[np.uint64]
     row_counts: npt.NDArray[np.uint64]
+    stored_bytes: npt.NDArray[np.uint64]
     flags: npt.NDArray[np.uint16]
     ranks: npt.NDArray[np.int64]
     """By entry: how many pairs it has."""
@@ -255,6 +264,7 @@ class Entries:
             stops=box[:, :, 1],
             flags=self.flags[low:high],
             row_counts=self.row_counts[low:high],
+            stored_bytes=self.stored_bytes[low:high],
         )
         if rank and (found.starts[1:, 0] < found.starts[:-1, 0]).any():
             return found.in_order()  # look-ups rely on it
@@ -276,6 +286,7 @@ class Entries:
             owners=np.repeat(np.array([row for row, _ in parts], np.int64), counts),
             rows=np.concatenate([each.rows for _, each in parts]),
             row_counts=np.concatenate([each.row_counts for _, each in parts]),
+            stored_bytes=np.concatenate([each.stored_bytes for _, each in parts]),
             flags=np.concatenate([each.flags for _, each in parts]),
             ranks=np.repeat([each.starts.shape[1] for _, each in parts], counts).astype(np.int64),
             pairs=np.concatenate(boxes),
@@ -294,6 +305,7 @@ class Entries:
             owners=self.owners[order],
             rows=self.rows[order],
             row_counts=self.row_counts[order],
+            stored_bytes=self.stored_bytes[order],
             flags=self.flags[order],
             ranks=ranks,
             pairs=self.pairs[pairs],
@@ -346,6 +358,7 @@ class Entries:
             owners=np.concatenate([self.owners, other.owners]),
             rows=np.concatenate([self.rows, other.rows]),
             row_counts=np.concatenate([self.row_counts, other.row_counts]),
+            stored_bytes=np.concatenate([self.stored_bytes, other.stored_bytes]),
             flags=np.concatenate([self.flags, other.flags]),
             ranks=np.concatenate([self.ranks, other.ranks]),
             pairs=np.concatenate([self.pairs, other.pairs]),
@@ -378,6 +391,7 @@ NO_ENTRIES = Entries(
     owners=np.empty(0, np.int64),
     rows=np.empty(0, np.uint64),
     row_counts=np.empty(0, np.uint64),
+    stored_bytes=np.empty(0, np.uint64),
     flags=np.empty(0, np.uint16),
     ranks=np.empty(0, np.int64),
     pairs=np.empty((0, 2), np.uint64),

@@ -57,6 +57,7 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("extent", pa.list_(pa.list_(pa.uint64(), 2)), nullable=False),
         pa.field("flags", pa.uint16(), nullable=False),
         pa.field("row_count", pa.uint64(), nullable=False),
+        pa.field("stored_bytes", pa.uint64(), nullable=False),
     ]
 )
 """Inventory entries of many arrays, as columns."""
@@ -72,6 +73,7 @@ def describe(table: pa.Table, manifest: str, ndims: Mapping[int, int]) -> pa.Tab
         (found.starts, found.stops, found.ndims),
         found.flags,
         found.row_counts,
+        found.stored_bytes,
     )
 
 
@@ -85,6 +87,7 @@ def entries_of_array(array_id: int, held: Inventories) -> pa.Table:
         (held.starts, held.stops, np.full(count, ndim)),
         held.flags,
         held.row_counts,
+        held.stored_bytes,
     )
 
 
@@ -95,6 +98,7 @@ def _entries(
     extents: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
     flags: npt.NDArray[Any],
     row_counts: npt.NDArray[Any],
+    stored_bytes: npt.NDArray[Any],
 ) -> pa.Table:
     starts, stops, ndims = extents
     inside = np.arange(starts.shape[1]) < ndims[:, None]
@@ -110,6 +114,7 @@ def _entries(
         pa.Array.from_buffers(pair, len(ndims), [None, pa.py_buffer(offsets)], children=[pairs]),
         from_numpy(flags, pa.uint16()),
         from_numpy(row_counts, pa.uint64()),
+        from_numpy(stored_bytes, pa.uint64()),
     ]
     return pa.Table.from_arrays(columns, schema=ENTRY_SCHEMA)
 
@@ -131,7 +136,8 @@ def inventories_by_array(entries: pa.Table) -> dict[int, Inventories]:
     pairs = to_numpy(extents.flatten().flatten()).reshape(-1, 2)
     offsets = np.cumsum(ndims) - ndims
     names = entries["manifest"].to_pylist()
-    columns = {name: to_numpy(entries[name]) for name in ("row", "flags", "row_count")}
+    numbers = ("row", "flags", "row_count", "stored_bytes")
+    columns = {name: to_numpy(entries[name]) for name in numbers}
     found: dict[int, Inventories] = {}
     order = np.argsort(ids, kind="stable")
     bounds = np.flatnonzero(np.r_[True, ids[order][1:] != ids[order][:-1], True])
@@ -146,6 +152,7 @@ def inventories_by_array(entries: pa.Table) -> dict[int, Inventories]:
             stops=box[:, :, 1],
             flags=columns["flags"][some],
             row_counts=columns["row_count"][some],
+            stored_bytes=columns["stored_bytes"][some],
         )
         found[int(ids[some[0]])] = held.in_order()
     return found

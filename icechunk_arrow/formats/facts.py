@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["JSON_SCHEMA", "decode", "decode_numbers", "encode"]
+__all__ = ["JSON_SCHEMA", "PackedNumbers", "decode", "decode_numbers", "encode"]
 
+_MOST_NUMBERS = 1 << 26
+"""So many manifests or inventory entries are believed: half a gigabyte."""
 _MALFORMED = (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError)
 """What reading hostile JSON and packed arrays can end in."""
 
@@ -106,7 +109,7 @@ JSON_SCHEMA: dict[str, Any] = {
             "type": "object",
             "description": "Numbers about the live manifests, packed: zstd over little-endian "
             "uint64, in base 64.",
-            "required": ["count", "size_bytes", "entries", "row_counts"],
+            "required": ["count", "size_bytes", "entries", "row_counts", "stored_bytes"],
             "properties": {
                 "count": {**_NATURAL, "description": "How many live manifests there are."},
                 "size_bytes": {
@@ -119,6 +122,11 @@ JSON_SCHEMA: dict[str, Any] = {
                     **_PACKED,
                     "description": "How many rows each inventory entry stands for, in the order "
                     "of the rows and of their entries.",
+                },
+                "stored_bytes": {
+                    **_PACKED,
+                    "description": "How many bytes the chunks of each inventory entry take where "
+                    "they are stored, in the same order.",
                 },
             },
         },
@@ -149,6 +157,7 @@ def encode(
     attribute_files: Sequence[str],
     manifest_sizes: npt.NDArray[np.uint64],
     row_counts: npt.NDArray[np.uint64],
+    stored_bytes: npt.NDArray[np.uint64],
 ) -> str:
     """Encode facts as JSON, all ASCII."""
     return json.dumps(
@@ -170,6 +179,7 @@ def encode(
                 "size_bytes": _pack(manifest_sizes),
                 "entries": len(row_counts),
                 "row_counts": _pack(row_counts),
+                "stored_bytes": _pack(stored_bytes),
             },
         },
         separators=(",", ":"),
@@ -227,24 +237,38 @@ def decode(text: str, key: str) -> SnapshotFacts:
         raise _unsound(key, error) from error
 
 
-def decode_numbers(
-    text: str, key: str, *, manifest_count: int, entry_count: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Decode the packed arrays: bytes per manifest, and rows per inventory entry.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedNumbers:
+    """The packed arrays."""
 
-    The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON.
+    size_bytes: npt.NDArray[np.uint64]
+    """By manifest."""
+    row_counts: npt.NDArray[np.uint64]
+    """By inventory entry, as are the bytes."""
+    stored_bytes: npt.NDArray[np.uint64]
+
+
+def decode_numbers(
+    text: str, key: str, *, manifest_count: int | None = None, entry_count: int | None = None
+) -> PackedNumbers:
+    """Decode the packed arrays.
+
+    The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON; whoever has
+    not read the rows gives no counts, and believes up to 2**26.
     """
     try:
         listed = decode_json(text.encode())["manifest_files"]
-        counts = (_natural(listed["count"]), _natural(listed["entries"]))
-        if counts != (manifest_count, entry_count):
-            raise ValueError(
-                f"it counts {counts[0]} manifests and {counts[1]} inventory entries, the rows have "
-                f"{manifest_count} and {entry_count}"
-            )
-        return (
-            _unpack(listed["size_bytes"], manifest_count),
-            _unpack(listed["row_counts"], entry_count),
+        manifests, entries = _natural(listed["count"]), _natural(listed["entries"])
+        for said, known in ((manifests, manifest_count), (entries, entry_count)):
+            if said != known and (known is not None or said > _MOST_NUMBERS):
+                raise ValueError(
+                    f"it counts {manifests} manifests and {entries} inventory entries, the rows have "
+                    f"{manifest_count} and {entry_count}"
+                )
+        return PackedNumbers(
+            size_bytes=_unpack(listed["size_bytes"], manifests),
+            row_counts=_unpack(listed["row_counts"], entries),
+            stored_bytes=_unpack(listed["stored_bytes"], entries),
         )
     except _MALFORMED as error:
         raise _unsound(key, error) from error

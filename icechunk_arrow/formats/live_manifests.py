@@ -49,7 +49,7 @@ _SUFFIX = np.frombuffer(file_name("").encode(), np.uint8)
 
 
 def read_entries(lists: pa.Array) -> Entries:
-    """Read the column ``inventories`` of a structure file, in its wide form; row counts stand elsewhere."""
+    """Read the column ``inventories`` of a structure file in its wide form; its numbers stand elsewhere."""
     held = lists.flatten()
     extents, flags = held.field("extent"), held.field("flags")
     coded = held.field("inventory_file").dictionary_encode()
@@ -59,6 +59,7 @@ def read_entries(lists: pa.Array) -> Entries:
         owners=to_numpy(pc.list_parent_indices(lists)).astype(np.int64),
         rows=to_numpy(held.field("row")),
         row_counts=np.zeros(len(held), np.uint64),
+        stored_bytes=np.zeros(len(held), np.uint64),
         flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
         ranks=to_numpy(pc.list_value_length(extents)).astype(np.int64),
         pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),
@@ -148,6 +149,7 @@ def with_entries(
         owners=owners,
         rows=to_numpy(added["row"]),
         row_counts=to_numpy(added["row_count"]),
+        stored_bytes=to_numpy(added["stored_bytes"]),
         flags=to_numpy(added["flags"]),
         ranks=np.diff(to_numpy(extents.offsets)).astype(np.int64),
         pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),

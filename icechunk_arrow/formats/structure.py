@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from icechunk_arrow.formats.envelope import Sealed
+    from icechunk_arrow.formats.facts import PackedNumbers
 
 __all__ = [
     "KIND",
@@ -51,6 +52,7 @@ __all__ = [
     "WIDE_SCHEMA",
     "decode",
     "decode_facts",
+    "decode_numbers",
     "empty_snapshot",
     "encode",
     "with_changes",
@@ -281,6 +283,7 @@ def _facts_json(snapshot: Snapshot) -> str:
         attribute_files=files,
         manifest_sizes=np.fromiter(snapshot.manifest_sizes.values(), np.uint64),
         row_counts=snapshot.entries.row_counts,
+        stored_bytes=snapshot.entries.stored_bytes,
     )
 
 
@@ -336,6 +339,11 @@ def decode_facts(sealed: Sealed) -> SnapshotFacts:
     return facts
 
 
+def decode_numbers(sealed: Sealed) -> PackedNumbers:
+    """Read the packed numbers from a structure file's footer alone."""
+    return facts_format.decode_numbers(sealed.fact(_FACTS), sealed.key)
+
+
 def _unsound(key: str, fact: object) -> CorruptFileError:
     return CorruptFileError(f"{key} is no sound structure file: {fact}", key=key)
 
@@ -350,7 +358,7 @@ def decode(data: bytes, identifier: str) -> Snapshot:
         extensions = _decode_extensions(sealed)
     except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
-    sizes, counts = facts_format.decode_numbers(
+    numbers = facts_format.decode_numbers(
         sealed.fact(_FACTS),
         sealed.key,
         manifest_count=len(entries.manifests),
@@ -358,10 +366,10 @@ def decode(data: bytes, identifier: str) -> Snapshot:
     )
     snapshot = _snapshot(
         pa.Table.from_arrays(columns[:_INVENTORIES], schema=_MEMORY_SCHEMA),
-        replace(entries, row_counts=counts),
+        replace(entries, row_counts=numbers.row_counts, stored_bytes=numbers.stored_bytes),
         facts,
         extensions,
-        dict(zip(entries.manifests, sizes.tolist(), strict=True)),
+        dict(zip(entries.manifests, numbers.size_bytes.tolist(), strict=True)),
     )
     _check_rows(snapshot, sealed.key)
     return snapshot

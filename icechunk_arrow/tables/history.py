@@ -6,20 +6,18 @@ are fetched together where requests are slow.
 
 from __future__ import annotations
 
-import base64
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import empty_table, from_values, one_array
 from icechunk_arrow.core.coord_lists import decode_lists
-from icechunk_arrow.core.json_values import decode_json, encode_json
+from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats import envelope, structure, transaction
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -35,11 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["operation_table", "ref_table", "snapshot_table"]
 
-_FACTS = "icechunk.snapshot"
 _TAIL_BYTES = 1 << 16
 _AT_ONCE = 16
-_MOST_NUMBERS = 1 << 26
-"""So many manifests or inventory entries are believed: half a gigabyte."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -54,6 +49,7 @@ class _Past:
 
     facts: SnapshotFacts
     chunk_count: int
+    stored_bytes: int | None
     manifest_count: int
     manifest_bytes: int
 
@@ -96,26 +92,15 @@ def _read(storage: Storage, snapshot_id: str) -> _Past:
             break
         length = needs
     sealed = envelope.open_seal(tail, size_bytes, FileKind.STRUCTURE, snapshot_id)
-    facts = structure.decode_facts(sealed)
-    try:
-        packed = decode_json(sealed.fact(_FACTS).encode())["manifest_files"]
-        sizes = _unpacked(packed["size_bytes"], packed["count"])
-        counts = _unpacked(packed["row_counts"], packed["entries"])
-    except (KeyError, ValueError, TypeError, OSError) as error:
-        raise CorruptFileError(f"{key} has no sound snapshot facts: {error!r}", key=key) from error
+    numbers = structure.decode_numbers(sealed)
+    stored_bytes = sum(numbers.stored_bytes.tolist())
     return _Past(
-        facts=facts,
-        chunk_count=int(counts.sum()),
-        manifest_count=len(sizes),
-        manifest_bytes=int(sizes.sum()),
+        facts=structure.decode_facts(sealed),
+        chunk_count=int(numbers.row_counts.sum()),
+        stored_bytes=stored_bytes if stored_bytes < 1 << 63 else None,
+        manifest_count=len(numbers.size_bytes),
+        manifest_bytes=int(numbers.size_bytes.sum()),
     )
-
-
-def _unpacked(text: str, count: int) -> np.ndarray[Any, Any]:
-    if not 0 <= count <= _MOST_NUMBERS:
-        raise ValueError(f"{count} numbers are more than can be")
-    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
-    return np.frombuffer(data, "<u8")
 
 
 def snapshot_table(context: Context, snapshot_id: str) -> pa.Table:
@@ -132,6 +117,7 @@ def snapshot_table(context: Context, snapshot_id: str) -> pa.Table:
         _texts(facts.branch for facts in every),
         _numbers(facts.sequence for facts in every),
         _numbers(each.chunk_count for each in past),
+        _numbers(each.stored_bytes for each in past),
         _numbers(each.manifest_count for each in past),
         _numbers(each.manifest_bytes for each in past),
     ]

@@ -13,6 +13,7 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.table_files import FileGroup
 from icechunk_arrow.tables.inspection_facts import (
     dimension_table,
+    entries_of_snapshots,
     extent_table,
     held_by,
     history_of,
@@ -39,7 +40,6 @@ __all__ = ["inspect_snapshot"]
 _SCHEMA = "main"
 _START = "inspected_"
 """What the names of relations that are Arrow begin with; no table of a repository does."""
-_HISTORY = {"history_rows", "history_entries"}
 _ALL = {"all_rows", "all_entries", "live_files"}
 
 
@@ -61,11 +61,7 @@ def inspect_snapshot(
     names = names_in(_SCHEMA) | {"item_at": "list_extract"}
     names |= {relation: _START + relation for relation in made}
     if held is not None:
-        whose = "a snapshot of a branch or tag"
-        if "history_rows" in inspection.relations:
-            whose = f"the history of the snapshot {snapshot_id}"
-        rows = _rows(files, context, held, whose)
-        names |= {"all_rows": rows, "history_rows": rows}
+        names["all_rows"] = _rows(files, context, held)
     bound = {}
     for parameter in inspection.parameters:
         if parameter.sql_type is not None:
@@ -120,9 +116,9 @@ def _made(
         made["dimensions"] = dimension_table(snapshot, values["path"])
     if "extents" in wanted:
         made["extents"] = extent_table(snapshot)
-    if wanted & _HISTORY:
-        held = held_by(context, history_of(context, snapshot_id))
-        made["history_entries"] = held.entries
+    if "history_entries" in wanted:
+        past = history_of(context, snapshot_id)
+        made["history_entries"] = entries_of_snapshots(context, past)
     if wanted & _ALL:
         made["ref_snapshots"] = ref_snapshot_table(context)
         reached: Sequence[str] = made["ref_snapshots"]["snapshot"].to_pylist()
@@ -133,7 +129,7 @@ def _made(
     return made, held
 
 
-def _rows(files: TableFiles, context: Context, held: Held, owner: str) -> str:
+def _rows(files: TableFiles, context: Context, held: Held) -> str:
     """Read the rows of all manifests that several snapshots have."""
     from icechunk_arrow.duckdb.definitions import Places, rows_sql  # noqa: PLC0415
     from icechunk_arrow.duckdb.quoting import text  # noqa: PLC0415
@@ -142,7 +138,7 @@ def _rows(files: TableFiles, context: Context, held: Held, owner: str) -> str:
     groups = {
         name: FileGroup(
             sizes={key_of(FileKind.MANIFEST, each): held.sizes[each] for each in scan.manifests},
-            owner=owner,
+            owner="a snapshot of a branch or tag",
         )
         for scan, name in scans.items()
     }

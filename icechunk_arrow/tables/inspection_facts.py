@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Held",
     "dimension_table",
+    "entries_of_snapshots",
     "extent_table",
     "held_by",
     "history_of",
@@ -72,6 +73,8 @@ _ENTRIES = pa.schema(
         ("path", pa.string()),
         ("node_id", pa.int64()),
         ("manifest", pa.string()),
+        ("chunk_count", pa.int64()),
+        ("stored_bytes", pa.int64()),
     ]
 )
 _REF_SNAPSHOTS = pa.schema(
@@ -150,6 +153,25 @@ def history_of(context: Context, snapshot_id: str) -> list[str]:
     return [info.id for info in ancestors(context.files, snapshot_id)]
 
 
+def entries_of_snapshots(context: Context, snapshots: Iterable[str]) -> pa.Table:
+    """Give a row for each snapshot, array and manifest; no manifest is opened."""
+    found = ((each, entries_of(context.files.read_snapshot(each))) for each in snapshots)
+    parts = [_entry_rows(each, entries) for each, entries in found]
+    return pa.concat_tables([empty_table(_ENTRIES), *parts])
+
+
+def _entry_rows(snapshot_id: str, entries: Entries) -> pa.Table:
+    columns = [
+        repeated(snapshot_id, len(entries)),
+        entries.paths,
+        from_numpy(entries.node_ids, pa.int64()),
+        from_values(entries.manifests, pa.string()).take(indices(entries.codes)),
+        from_numpy(entries.row_counts, pa.int64()),
+        entries.stored_bytes,
+    ]
+    return pa.Table.from_arrays(columns, schema=_ENTRIES)
+
+
 def held_by(context: Context, snapshots: Iterable[str]) -> Held:
     """Gather the inventories of several snapshots; a manifest that many of them have is read once."""
     parts = [empty_table(_ENTRIES)]
@@ -158,17 +180,7 @@ def held_by(context: Context, snapshots: Iterable[str]) -> Held:
     for snapshot_id in dict.fromkeys(snapshots):
         snapshot = context.files.read_snapshot(snapshot_id)
         entries = entries_of(snapshot)
-        parts.append(
-            pa.Table.from_arrays(
-                [
-                    repeated(snapshot_id, len(entries)),
-                    entries.paths,
-                    from_numpy(entries.node_ids, pa.int64()),
-                    from_values(entries.manifests, pa.string()).take(indices(entries.codes)),
-                ],
-                schema=_ENTRIES,
-            )
-        )
+        parts.append(_entry_rows(snapshot_id, entries))
         fresh = [name for name in snapshot.manifest_sizes if name not in sizes]
         sizes.update((name, snapshot.manifest_sizes[name]) for name in fresh)
         forms = _forms(entries) if fresh else {}

@@ -53,6 +53,8 @@ class Entries:
     paths: pa.Array
     rows: npt.NDArray[np.int64]
     row_counts: npt.NDArray[np.int64]
+    stored_bytes: pa.Array
+    """Null for a number that is too large."""
     flags: npt.NDArray[np.uint16]
     extents: pa.Array
     """Lists of ``start`` and ``stop``."""
@@ -77,10 +79,16 @@ def entries_of(snapshot: Snapshot) -> Entries:
         paths=one_array(snapshot.table["path"]).take(indices(found.owners)),
         rows=to_numpy(int64(from_numpy(found.rows, pa.uint64()))),
         row_counts=to_numpy(int64(from_numpy(found.row_counts, pa.uint64()))),
+        stored_bytes=_known(found.stored_bytes),
         flags=found.flags,
         extents=extents(extent_lists(found, _PAIRS)),
         ranks=found.ranks,
     )
+
+
+def _known(numbers: npt.NDArray[np.uint64]) -> pa.Array:
+    fits = numbers <= np.iinfo(np.int64).max
+    return pa.array(numbers.astype(np.int64), mask=~fits)
 
 
 def manifest_table(snapshot: Snapshot, settings: ManifestSettings) -> pa.Table:

@@ -123,6 +123,7 @@ _SNAPSHOTS = _schema(
     ("branch", _TEXT, "the branch that it was made for"),
     ("sequence", _NUMBER, "number of its entry there; null where the catalog has none"),
     ("chunk_count", _NUMBER, "chunks of all arrays"),
+    ("stored_bytes", _NUMBER, "bytes that these take where they are stored"),
     ("manifest_count", _NUMBER, "live manifests"),
     ("manifest_bytes", _NUMBER, "bytes of their files"),
 )

@@ -1,24 +1,18 @@
 -- purpose:    growth per commit and array: by how many chunks and bytes each commit let each array grow or shrink
 -- engines:    DuckDB, Spark
 -- parameters: none
--- relations:  snapshots, history_entries, history_rows
+-- relations:  snapshots, history_entries
 -- columns:    snapshot text, written_at time, path text, node_id integer, chunk_count integer, added_chunks integer,
 --             stored_bytes integer, added_bytes integer
 -- An array is followed by its id, so that moving it is no growth; of one that is gone the last path stands.
-WITH sums AS (
-    SELECT r.manifest, r.node_id, count(*) AS chunks, CAST(sum(r.length) AS BIGINT) AS bytes
-    FROM {history_rows} AS r
-    GROUP BY r.manifest, r.node_id
-),
-held AS (
+WITH held AS (
     SELECT
         e.snapshot,
         e.node_id,
         min(e.path) AS path,
-        CAST(sum(s.chunks) AS BIGINT) AS chunks,
-        CAST(sum(s.bytes) AS BIGINT) AS bytes
+        sum(e.chunk_count) AS chunks,
+        sum(e.stored_bytes) AS bytes
     FROM {history_entries} AS e
-    JOIN sums AS s ON s.manifest = e.manifest AND s.node_id = e.node_id
     GROUP BY e.snapshot, e.node_id
 ),
 sides AS (

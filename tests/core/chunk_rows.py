@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from icechunk_arrow.core import coords
+from icechunk_arrow.core import chunks, coords
 from icechunk_arrow.core.chunks import DENSE, ChunkRef, volume
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
@@ -24,6 +25,7 @@ __all__ = [
     "Place",
     "binary",
     "boxes",
+    "content_flags",
     "entries",
     "entry_of",
     "extent_around",
@@ -56,6 +58,11 @@ def meets(one: Extent, other: Extent) -> bool:
     return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
+def content_flags(table: pa.Table) -> int:
+    """Flags that describe what kinds of references the rows are."""
+    return int(np.bitwise_or.reduce(chunks._kinds(table)))
+
+
 def extent_around(places: Collection[Place]) -> Extent:
     """The smallest extent."""
     return tuple((min(i), max(i) + 1) for i in zip(*places, strict=True))
@@ -79,10 +86,12 @@ def binary(places: Iterable[Place]) -> pa.Array:
 
 
 def entry_of(extent: Extent, manifest: str = ID, row_count: int | None = None) -> InventoryEntry:
-    """An entry, dense unless a number of rows is given."""
+    """An entry, dense unless a number of rows is given; each row is a chunk of one byte."""
     count = volume(extent) if row_count is None else row_count
     flags = DENSE if count == volume(extent) else 0
-    return InventoryEntry(manifest=manifest, row=0, extent=extent, flags=flags, row_count=count)
+    return InventoryEntry(
+        manifest=manifest, row=0, extent=extent, flags=flags, row_count=count, stored_bytes=count
+    )
 
 
 def entries(extents: Sequence[Extent], ndim: int) -> Inventories:

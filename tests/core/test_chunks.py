@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from icechunk_arrow.core import chunks, coords
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_values
+from tests.core.chunk_rows import content_flags
 from tests.formats.kinds import ID
 from tests.formats.strategies import (
     chunk_refs,
@@ -125,7 +126,7 @@ def test_flags_of_contents(refs: list[ChunkRef]) -> None:
     """Which kinds there are, as their bits: 2 inline, 4 native, 8 virtual."""
     bits = {"inline": 2, "native": 4, "virtual": 8}
 
-    assert chunks.content_flags(table_of(*refs)) == sum({bits[ref.kind] for ref in refs})
+    assert content_flags(table_of(*refs)) == sum({bits[ref.kind] for ref in refs})
 
 
 @given(chunk_tables(), st.data())
@@ -138,7 +139,7 @@ def test_coded_files_are_the_same_references(table: pa.Table, data: st.DataObjec
 
     assert coded.schema.equals(chunks.CODED_SCHEMA)
     assert chunks.with_coded_files(coded) is coded
-    assert chunks.content_flags(coded) == chunks.content_flags(table)
+    assert content_flags(coded) == content_flags(table)
     assert chunks.concat_sorted(parts).cast(chunks.CHUNK_SCHEMA).equals(table)
     assert chunks.sort_rows(coded).cast(chunks.CHUNK_SCHEMA).equals(table)
     kept = chunks.keep_rows(chunks.concat_sorted(parts), mask)
@@ -161,9 +162,9 @@ def test_names_as_long_as_a_native_one() -> None:
     names = [ID, "s3://b/5678901234567", ID, "file:///a/b/c/d/efgh", "mem:5678901234567890"]
     assert {len(name) for name in names} == {20}
     for name, flag in zip(names, [4, 8, 4, 8, 8], strict=True):
-        assert chunks.content_flags(table_of(ChunkRef(file=name, length=1))) == flag
-    assert chunks.content_flags(table_of(*(ChunkRef(file=n, length=1) for n in names))) == 12
-    assert chunks.content_flags(table_of(VIRTUAL, NATIVE, INLINE)) == 14
+        assert content_flags(table_of(ChunkRef(file=name, length=1))) == flag
+    assert content_flags(table_of(*(ChunkRef(file=n, length=1) for n in names))) == 12
+    assert content_flags(table_of(VIRTUAL, NATIVE, INLINE)) == 14
 
 
 @st.composite
@@ -205,8 +206,9 @@ def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -
         extent = chunks.extent_of(rows["coord"].combine_chunks(), ranks[array_id])
         assert (found.rows[place], found.row_counts[place]) == (first, count)
         assert found.extent(place) == extent
+        assert found.stored_bytes[place] == min(sum(rows["length"].to_pylist()), 2**64 - 1)
         assert found.flags[place] == (
-            chunks.content_flags(rows)
+            content_flags(rows)
             | chunks.form_flags(table)
             | chunks.DENSE * (chunks.volume(extent) == count)
         )

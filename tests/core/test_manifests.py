@@ -15,7 +15,6 @@ from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import (
     DENSE,
     concat_sorted,
-    content_flags,
     form_flags,
     rows_of_arrays,
     volume,
@@ -25,6 +24,7 @@ from tests.core.chunk_rows import (
     Place,
     binary,
     boxes,
+    content_flags,
     entry_of,
     extent_around,
     inside,

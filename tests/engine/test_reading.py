@@ -414,7 +414,14 @@ def _manifest_of(places: list[tuple[int, ...]], name: str, files: Files) -> Inve
     low, high = ordered.min(axis=0).tolist(), ordered.max(axis=0).tolist()
     extent = tuple((a, b + 1) for a, b in zip(low, high, strict=True))
     dense = int(np.prod([b - a for a, b in extent])) == count
-    return InventoryEntry(manifest=name, row=0, extent=extent, flags=int(dense), row_count=count)
+    return InventoryEntry(
+        manifest=name,
+        row=0,
+        extent=extent,
+        flags=int(dense),
+        row_count=count,
+        stored_bytes=count,
+    )
 
 
 class _View:

@@ -46,6 +46,7 @@ def array_node(
             "extent": tuple((0, 10) for _ in shape),
             "flags": 5,
             "row_count": 100,
+            "stored_bytes": 5000,
             **(entry or {}),
         }
     )

@@ -88,6 +88,7 @@ def entries(draw: st.DrawFn, ndim: int) -> InventoryEntry:
         extent=extent,
         flags=flags if dense else flags & ~DENSE,
         row_count=room if dense else draw(st.integers(1, min(room, 2**32))),
+        stored_bytes=draw(st.integers(0, 2**64 - 1)),
     )
 
 

@@ -200,6 +200,7 @@ def test_a_thousand_manifests_stay_small() -> None:
             extent=((n * 10, n * 10 + 10), (0, 10)),
             flags=5,
             row_count=100,
+            stored_bytes=n * 9_999_991 % (1 << 20),
         )
         for n in range(1000)
     ]

@@ -285,6 +285,7 @@ class Model:
                     "branch": facts["branch"],
                     "sequence": facts["sequence"],
                     "chunk_count": len(self._rows(each)),
+                    "stored_bytes": sum(row["length"] for row in self._rows(each)),
                     "manifest_count": len(manifests),
                     "manifest_bytes": sum(row["size_bytes"] for row in manifests),
                 }

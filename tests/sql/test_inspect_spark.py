@@ -76,7 +76,7 @@ def relation(filled: Filled, name: str, made: dict[str, pa.Table]) -> pa.Table:
     """A relation that no view is."""
     if name in made:
         return made[name]
-    assert name in {"history_rows", "all_rows"}, name
+    assert name == "all_rows", name
     rows = {
         (row["manifest"], row["node_id"], row["coord"]): row
         for each in filled.snapshots

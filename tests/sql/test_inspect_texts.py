@@ -15,7 +15,7 @@ from icechunk_arrow.tables.schemas import TABLES
 FOLDER = Path(__file__).parent.parent.parent / "sql"
 README = (FOLDER / "README.md").read_text()
 OTHERS = {
-    *("dimensions", "extents", "history_entries", "history_rows"),
+    *("dimensions", "extents", "history_entries"),
     *("all_entries", "all_rows", "ref_snapshots", "live_files"),
 }
 ONE_ENGINE = r"\[|::|lambda|->|list_|unnest|explode|\bLIMIT\b|\bQUALIFY\b|\bVARCHAR\b|[\"`\\]"

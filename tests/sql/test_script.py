@@ -170,7 +170,7 @@ def _question(filled: Filled, folder: Path, name: str) -> Query:
             for row in filled.repository.tables("chunks", snapshot_id=each).to_pylist()
         }
         every_row = pa.Table.from_pylist(list(rows.values()), schema=TABLES["chunks"])
-        made |= {"history_rows": every_row, "all_rows": every_row}
+        made["all_rows"] = every_row
     names = {"item_at": "list_extract"} | {each: f"weather.{each}" for each in TABLES}
     if "changes" in made:
         parent, snapshot = filled.snapshots[-2:]
