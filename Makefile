@@ -6,7 +6,7 @@ CACHE   ?= .cache
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 SUITES  ?= tests
-SIDE_BY_SIDE ?= -n 2 --dist loadgroup
+SIDE_BY_SIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
 export ICECHUNK_ARROW_CACHE = $(abspath $(CACHE))
 
 .DEFAULT_GOAL := help

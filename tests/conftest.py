@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -19,17 +19,34 @@ if TYPE_CHECKING:
 settings.register_profile("shared", deadline=None)  # other work on the machine is no failure
 settings.load_profile("shared")
 
+SPARK_FOLDERS = {"delta", "ingest", "spark"}
+"""All their tests share a session; in other folders those do whose files are named after Spark."""
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run the tests of a file, and all that share a folder's Spark session."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid.partition("::")[0])
+
+    return Together(config, log)
+
+
+def scope_of(file: str) -> str:
+    """Name what runs in one process, of a file's path."""
+    folder, _, name = file.rpartition("/")
+    if folder.rpartition("/")[2] in SPARK_FOLDERS or "spark" in name:
+        return folder
+    return file
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let one process run the tests of a file, and all that share a folder's Spark session; these begin."""
-    if not getattr(config.option, "loadgroup", False):
-        return
-    spark = {item: item.get_closest_marker("spark") is not None for item in items}
-    items.sort(key=lambda item: not spark[item])
-    for item in items:
-        together = item.path.parent if spark[item] else item.path
-        item.add_marker(pytest.mark.xdist_group(name=str(together)))
+    """Begin with what takes long where tests run side by side: what has a Spark session."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")

@@ -194,6 +194,8 @@ def main() -> None:
         print(path.name, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             notebook = _tidy(run(path, Path(folder)))
+        for cell in notebook.cells:
+            cell.source = cell.source.splitlines(keepends=True)  # one line of code, one of a diff
         text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
         path.write_text(f"{text}\n")
 

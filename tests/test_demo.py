@@ -18,6 +18,7 @@ DEMO = Path(__file__).parent.parent / "notebooks" / "demo.py"
 
 
 @pytest.mark.spark
+@pytest.mark.storm
 def test_the_demo_runs(tmp_path: Path) -> None:
     """Spark writes twice, everybody reads, a bad batch changes nothing, and both versions are there."""
     if not (shutil.which("java") and importlib.util.find_spec("pyspark")):

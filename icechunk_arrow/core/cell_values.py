@@ -32,6 +32,7 @@ __all__ = [
     "cell_type_of",
     "elements_of",
     "encode_moments",
+    "is_whole_decimal",
     "numpy_of",
 ]
 
@@ -77,7 +78,8 @@ class CellType:
             moments = canonical(column)
             values = self._moments(to_numpy(moments), valid)
             return _as_arrow(values, valid)
-        values = numpy_of(column)
+        whole = is_whole_decimal(column.type)
+        values = _whole_numbers(column, target, valid) if whole else numpy_of(column)
         return _as_arrow(_exactly(values, target, valid), valid)
 
     def _moments(
@@ -116,8 +118,12 @@ def cell_type_of(
         fits = dtype.kind == "b"
     elif pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type):
         fits = dtype.kind in "iuf"
+    elif is_whole_decimal(arrow_type):
+        fits = dtype.kind in "iu"
     elif pa.types.is_decimal(arrow_type):
-        return "decimals have no counterpart in Zarr; cast the column to double or long"
+        return (
+            "decimals with fractions have no counterpart in Zarr; cast the column to double or long"
+        )
     else:
         return f"a column of {arrow_type} has no counterpart in Zarr; cast it, or leave it out"
     return CellType(dtype=dtype) if fits else f"its elements are {dtype}; cast the column"
@@ -147,6 +153,29 @@ def encode_moments(
         fine = found * length == away
     _refuse_first(~fine, valid, micros, "the array's units cannot express it", is_time=True)
     return found if dtype.kind == "f" else _exactly(found, dtype, valid)
+
+
+def is_whole_decimal(arrow_type: pa.DataType) -> bool:
+    """Whether a column has whole numbers as decimals: so Spark has unsigned ones of 64 bits."""
+    return bool(pa.types.is_decimal128(arrow_type)) and arrow_type.scale == 0
+
+
+def _whole_numbers(
+    column: pa.Array, dtype: np.dtype[Any], valid: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[Any]:
+    """Take whole numbers of 128 bits as those of 64 that are meant for a type, with a sign or without."""
+    words: npt.NDArray[np.int64]
+    words = np.frombuffer(column.buffers()[1] or b"", "<i8").reshape(-1, 2)
+    low, high = words[column.offset : column.offset + len(column)].T
+    signed = dtype.kind == "i"
+    wrong = high != (low >> 63 if signed else 0)
+    if valid is not None:
+        wrong &= valid
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueFault(row, str(column[row].as_py()), f"{dtype} cannot hold it exactly")
+    values: npt.NDArray[Any] = low if signed else low.view(np.uint64)
+    return values
 
 
 def numpy_of(column: pa.Array) -> npt.NDArray[Any]:

@@ -130,6 +130,25 @@ def test_texts_are_not_cut() -> None:
     assert caught.value.value == "'abcd'"
 
 
+@pytest.mark.parametrize("dtype", ["u8", "i8", "u1", "i2"])
+def test_whole_decimals_are_integers(dtype: str) -> None:
+    """Spark has unsigned numbers of 64 bits as decimals; what is beyond the type is refused by its row."""
+    limits = np.iinfo(dtype)
+    numbers = [int(limits.min), None, 0, 17, int(limits.max)]
+    column = pa.array([None, *numbers, 5], pa.decimal128(20, 0)).slice(1, 5)
+    found = encoded(column, dtype)
+
+    assert found.dtype == np.dtype(dtype)
+    kept = [
+        value for value, number in zip(found.tolist(), numbers, strict=True) if number is not None
+    ]
+    assert kept == [number for number in numbers if number is not None]
+    for wrong in (int(limits.min) - 1, int(limits.max) + 1, 10**37, -(10**37)):
+        with pytest.raises(ValueFault, match="cannot hold it exactly") as caught:
+            encoded(pa.array([1, None, wrong], pa.decimal128(38, 0)), dtype)
+        assert (caught.value.row, caught.value.value) == (2, str(wrong))
+
+
 def test_booleans_are_bytes_on_the_way() -> None:
     """They travel as numbers, and arrive as they were."""
     found = encoded(pa.array([True, None, False]), "?")
@@ -146,6 +165,7 @@ def test_booleans_are_bytes_on_the_way() -> None:
         ("f8", {}, pa.string(), "cast the column"),
         ("i4", {}, pa.bool_(), "cast the column"),
         ("f8", {}, pa.decimal128(9, 2), "decimals"),
+        ("f8", {}, pa.decimal128(9, 0), "cast the column"),
         ("f8", {}, pa.list_(pa.int8()), "no counterpart"),
         ("?", {}, pa.int8(), "cast the column"),
     ],

@@ -74,7 +74,8 @@ def check(root: Path, tmp_path: Path) -> None:
     check_manifests(root, repository)
 
 
-@pytest.mark.parametrize("way", ["function", pytest.param("format", marks=pytest.mark.storm)])
+@pytest.mark.storm
+@pytest.mark.parametrize("way", ["function", "format"])
 def test_executors_get_the_package(
     tmp_path: Path, source: Path, bare_python: str, way: str
 ) -> None:

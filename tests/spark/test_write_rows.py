@@ -78,6 +78,7 @@ def test_every_type_comes_back(spark: Any, tmp_path: Path) -> None:
         "i2": pa.array(rng.integers(-(2**15), 2**15, count).astype(np.int16)),
         "i4": pa.array(rng.integers(-(2**31), 2**31, count).astype(np.int32)),
         "i8": pa.array(rng.integers(-(2**63), 2**63 - 1, count)),
+        "u8": pa.array(map(int, rng.integers(0, 2**64, count, np.uint64)), pa.decimal128(20, 0)),
         "flag": pa.array((rng.random(count) < 0.5).tolist()),
         "text": pa.array([("", "ab", "日本")[each % 3] for each in range(count)]),
         "moment": pa.array(moments, pa.timestamp("us", "UTC")),
@@ -90,7 +91,7 @@ def test_every_type_comes_back(spark: Any, tmp_path: Path) -> None:
     )
 
     assert result.snapshot_id == repository.readonly_session("main").snapshot_id
-    assert result.totals.chunk_count == 9 * 9
+    assert result.totals.chunk_count == 9 * 10
     names = [f"/{name}" for name in columns if name not in {"time", "station"}]
     back = read_array(spark, repository, names).select(*df.columns)
     assert back.dtypes == df.dtypes

@@ -261,7 +261,7 @@ def test_no_row_is_missing_where_files_go(con: Any, tmp_path: Path, place: str) 
     repository._context.storage.delete(
         [f"i/{row['manifest']}.parquet" for row in repository.tables("manifests").to_pylist()]
     )
-    with suppress(duckdb.Error):
+    with suppress(duckdb.Error, OSError):  # the second through Arrow's reader
         read += sum(batch.num_rows for batch in reader)
         assert read == 100_000
     assert read > 0

@@ -59,6 +59,7 @@ def connect_is_there() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.storm
 @pytest.mark.usefixtures("connect_is_there")
 def test_a_remote_session_has_the_same_views(tmp_path: Path) -> None:
     """Every table has the rows of the Arrow tables, and coordinates can be looked for."""

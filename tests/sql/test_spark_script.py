@@ -91,6 +91,7 @@ def question(filled: Filled, folder: Path, name: str) -> Query:
     return name, re.sub("^--.*\n", "", text, flags=re.MULTILINE), names, bound
 
 
+@pytest.mark.storm
 def test_every_query_runs_without_this_package(tmp_path: Path) -> None:
     """Spark alone runs the texts of ``sql/inspect`` on the script's views, and finds the model's rows."""
     filled = fill(tmp_path / "it's [a] *; {x} ${y} folder", wide=True)

@@ -20,6 +20,7 @@ from icechunk_arrow.core.cell_values import (
     ValueFault,
     cell_type_of,
     elements_of,
+    is_whole_decimal,
 )
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import node_path
@@ -44,6 +45,8 @@ __all__ = [
 _CHUNK_BYTES = 4 << 20
 _COORDINATES_PER_CHUNK = (1 << 10, 1 << 16)
 _DAY = 86_400_000_000
+_INT64_DIGITS, _UINT64_DIGITS = 18, 20
+"""Digits of decimals that always fit, and of those that Spark makes of unsigned numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,8 @@ def _dtype_of(array: RowArray) -> Any:
         return "string"
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return str(np.dtype(kind.to_pandas_dtype()))
+    if is_whole_decimal(kind) and kind.precision <= _UINT64_DIGITS:
+        return "int64" if kind.precision <= _INT64_DIGITS else "uint64"
     wrong = cell_type_of(np.dtype(np.float64), {}, kind)
     raise InvalidInputError(f"the column {array.column!r} cannot become an array: {wrong}")
 
