@@ -32,8 +32,6 @@ _FILES = 8
 _START = 1_704_067_200_000_000
 _HOUR = 3_600_000_000
 _NAMES = ("time", "lat", "lon")
-_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
-_NO_LIMIT = str(2**31 - 1)
 _AIM = 1 / 3
 _MOST_FOR_XARRAY = 10_000_000
 
@@ -59,7 +57,6 @@ def _compare(bench: Bench, order: str, count: int) -> None:
     subjects: dict[str, Callable[[Path], None]] = {
         "ours": lambda place: _ours(spark, source, place, "grid"),
         "ours, distinct": lambda place: _ours(spark, source, place, "distinct"),
-        "ours, no limit of bytes": lambda place: _ours_without_limit(spark, source, place),
         "pandas, arithmetic": lambda place: _pandas_by_arithmetic(source, place),
     }
     if count <= _MOST_FOR_XARRAY:
@@ -147,16 +144,6 @@ def _ours(spark: Any, source: Path, place: Path, how: str) -> None:
         coordinates=grids if how == "grid" else dict.fromkeys(_NAMES, "distinct"),
         chunks=dict(zip(_NAMES, _CHUNKS, strict=True)),
     )
-
-
-def _ours_without_limit(spark: Any, source: Path, place: Path) -> None:
-    """Without a limit Spark does not add up the bytes of a batch after each row."""
-    before = spark.conf.get(_LIMIT)
-    spark.conf.set(_LIMIT, _NO_LIMIT)
-    try:
-        _ours(spark, source, place, "grid")
-    finally:
-        spark.conf.set(_LIMIT, before)
 
 
 def _store(place: Path, values: Any, *sides: Any) -> None:

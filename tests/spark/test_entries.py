@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from icechunk_arrow.errors import (
     RepositoryNotFoundError,
 )
 from icechunk_arrow.spark import write_chunks, write_references
+from icechunk_arrow.spark.writing.tasks import uncounted
 from tests.places import read_array
 from tests.spark.frames import (
     check_manifests,
@@ -243,6 +245,32 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"index": [1, 2]}, InvalidInputError, "index"),
     ({"index": None}, InvalidInputError, "index"),
 ]
+
+
+def test_settings_come_back(spark: Any, tmp_path: Path) -> None:
+    """What a write sets for its time is as before behind it, whatever else goes on and however it ends."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    default = spark.conf.get(name)
+    for before in (default, "12345"):
+        if before != default:
+            spark.conf.set(name, before)
+        with ExitStack() as one, ExitStack() as other:
+            one.enter_context(uncounted(spark))
+            assert spark.conf.get(name) == str(2**31 - 1)
+            other.enter_context(uncounted(spark))
+            one.close()
+            assert spark.conf.get(name) == str(2**31 - 1)
+        assert spark.conf.get(name) == before
+        with pytest.raises(KeyError), uncounted(spark):
+            raise KeyError
+        assert spark.conf.get(name) == before
+    repository = new_repository(tmp_path / "r", a=(4, 5))
+    table = reference_table((4, 5))
+    frame = spark.createDataFrame(pa.concat_tables([table, table]).combine_chunks())
+    with pytest.raises(InvalidInputError):
+        write_references(frame, repository, "/a")
+    assert spark.conf.get(name) == "12345"
+    spark.conf.set(name, default)
 
 
 def test_a_wrong_row(spark: Any, tmp_path: Path) -> None:

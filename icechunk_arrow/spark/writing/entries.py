@@ -5,6 +5,7 @@ Owns the two functions and what their rows mean; forks of the session write the 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
 from icechunk_arrow.spark.writing.packing import packed_by_grid, unpacked
 from icechunk_arrow.spark.writing.partitioning import by_grid
 from icechunk_arrow.spark.writing.targets import check_mode, mode_check, writing
-from icechunk_arrow.spark.writing.tasks import RecentRows, described, run_tasks
+from icechunk_arrow.spark.writing.tasks import RecentRows, described, run_tasks, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -177,7 +178,11 @@ def _write(
             work = replace(work, is_packed=True)
         elif shuffle:
             placed = by_grid(df, session, paths, work.array_path)
-        with described(df.sparkSession, f"icechunk_arrow: {work.kind} to {session.storage_url}"):
+        spark = df.sparkSession
+        with (
+            described(spark, f"icechunk_arrow: {work.kind} to {session.storage_url}"),
+            uncounted(spark) if work.is_packed else nullcontext(),
+        ):
             under_way.totals = run_tasks(
                 placed,
                 session,

@@ -6,6 +6,7 @@ is in ``row_placing``, what happens there in ``row_writing``.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +47,7 @@ from icechunk_arrow.spark.writing.tasks import (
     described,
     error_of,
     run_tasks,
+    uncounted,
 )
 
 if TYPE_CHECKING:
@@ -231,7 +233,9 @@ class _RowsWrite:
             store_coordinates(self.session, self.group, each, types[each.request.column])
         shape = [each.axis.length for each in axes]
         make(self.session, arrays, names, shape, self.chunks, present)
-        return self._write(rows, arrays, [each.axis for each in axes], count, paths)
+        texts = any(pa.types.is_string(types[name]) for name in used)
+        with nullcontext() if texts else uncounted(self.df.sparkSession):
+            return self._write(rows, arrays, [each.axis for each in axes], count, paths)
 
     @property
     def _others(self) -> list[str]:

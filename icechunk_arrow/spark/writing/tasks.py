@@ -10,10 +10,12 @@ import base64
 import json
 import pickle
 import re
+import threading
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -37,12 +39,18 @@ __all__ = [
     "run_tasks",
     "telling_errors",
     "totals_of",
+    "uncounted",
     "work_on",
 ]
 
 _RESULT = pa.schema([pa.field("written", pa.binary(), nullable=False)])
 _MARK = re.compile(r"\[icechunk_arrow error ([A-Za-z0-9+/=]+)\]")
 _RECENT_ROWS = 1 << 20
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_LIMIT = str((1 << 31) - 1)
+_lock = threading.Lock()
+_uncounted: WeakKeyDictionary[Any, tuple[int, str | None]] = WeakKeyDictionary()
+"""Of each session how many go on at once, and the setting that it had before."""
 _SHOWN = ("path", "index", "location", "offset", "length")
 
 
@@ -223,6 +231,30 @@ def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "data" not in batch.schema.names or not kept.num_columns:
         return kept
     return kept.take(indices(np.arange(kept.num_rows)))
+
+
+@contextmanager
+def uncounted(spark: Any) -> Iterator[None]:
+    """Let Spark not count the bytes of Arrow batches, row by row: for rows that are small, and bounded by number.
+
+    The setting is the session's; it is what it was when the last of those that go on at once has ended.
+    """
+    with _lock:
+        users, before = _uncounted.get(spark, (0, spark.conf.get(_BATCH_BYTES, None)))
+        _uncounted[spark] = (users + 1, before)
+        if not users:
+            spark.conf.set(_BATCH_BYTES, _NO_LIMIT)
+    try:
+        yield
+    finally:
+        with _lock:
+            users, before = _uncounted.pop(spark)
+            if users > 1:
+                _uncounted[spark] = (users - 1, before)
+            elif before is None:
+                spark.conf.unset(_BATCH_BYTES)
+            else:
+                spark.conf.set(_BATCH_BYTES, before)
 
 
 @contextmanager
