@@ -184,6 +184,9 @@ def tour(spark: Any, root: str, source: str, result: str, archive: str, options:
     def written(frame: Any, **more: str) -> None:
         frame.write.format("icechunk").mode("append").options(**spelled, **more).save(root)
 
+    def read(**more: str) -> Any:
+        return spark.read.format("icechunk").options(**spelled, **more).load(root)
+
     rows = tour_rows(spark)
     first, second = (
         rows.where("pmod(hour + station, 2) = 0"),
@@ -215,10 +218,9 @@ def tour(spark: Any, root: str, source: str, result: str, archive: str, options:
     found: dict[str, Any] = {}
     back = ias.read_array(spark, repo, ["/wind"], where="hour >= 3 and station in (0, 5)")
     found["rows"] = sorted(map(list, back.collect()))
-    reader = spark.read.format("icechunk").options(**spelled)
-    shown = reader.option("array", "/bytes").option("layout", "chunks").load(root)
+    shown = read(array="/bytes", layout="chunks")
     found["chunks"] = sorted([list(row["index"]), list(row["values"])] for row in shown.collect())
-    counted = reader.option("table", "chunks").load(root).groupBy("path").count()
+    counted = read(table="chunks").groupBy("path").count()
     found["counts"] = {row["path"]: row["count"] for row in counted.collect()}
     stream = spark.readStream.format("icechunk").options(**spelled, starting="earliest").load(root)
     query = stream.writeStream.format("parquet").option("path", f"{result}-stream")
