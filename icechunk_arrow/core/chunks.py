@@ -16,6 +16,7 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import (
+    distinct,
     empty_table,
     from_numpy,
     from_values,
@@ -365,7 +366,7 @@ def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
     starts = np.zeros((len(found), int(ranks.max(initial=0))), np.uint64)
     stops = np.zeros_like(starts)
     column = one_array(table["coord"])
-    for ndim in np.unique(ranks).tolist():
+    for ndim in distinct(ranks).tolist():
         chosen = np.flatnonzero(ranks == ndim)
         some = column
         if len(chosen) < len(found):

@@ -24,6 +24,7 @@ __all__ = [
     "bitmap",
     "bytes_at",
     "conform",
+    "distinct",
     "empty",
     "empty_table",
     "from_numpy",
@@ -34,6 +35,7 @@ __all__ = [
     "one_array",
     "to_numpy",
     "validity",
+    "widened",
 ]
 
 _NUMPY = {
@@ -49,6 +51,14 @@ _NUMPY = {
 
 
 _MAX_OFFSET = 2**31 - 1
+
+
+def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Give each of some numbers once, rising. ``np.unique`` imports all of ``numpy.ma`` first: 12 ms."""
+    rising = np.sort(values)
+    new = np.ones(len(rising), np.bool_)
+    new[1:] = rising[1:] != rising[:-1]
+    return rising[new]
 
 
 def bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
@@ -135,6 +145,8 @@ def bytes_at(array: pa.Array, row: int) -> bytes:
 def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Build an array of any type of our schemas from Python values; None is null."""
     count = len(values)
+    if not count:
+        return empty(arrow_type)
     valid = None
     missing = sum(value is None for value in values)
     if missing:
@@ -191,7 +203,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 @cache
 def empty(arrow_type: pa.DataType) -> pa.Array:
     """Make an array of a type with nothing in it."""
-    return from_values([], arrow_type)
+    return pa.nulls(0, arrow_type)
 
 
 @cache
@@ -228,7 +240,16 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
         assert len(child) == offsets[-1] - offsets[0], "a null list has contents"
         buffers = [_nulls_of(array), pa.py_buffer(offsets - offsets[0])]
         return pa.Array.from_buffers(arrow_type, len(array), buffers, children=[child])
-    return array if array.type == arrow_type else array.cast(arrow_type)
+    if array.type == arrow_type:
+        return array
+    if all(map(pa.types.is_unsigned_integer, both)) and arrow_type.bit_width > array.type.bit_width:
+        return widened(array, arrow_type)
+    return array.cast(arrow_type)
+
+
+def widened(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """Give numbers more room; Arrow's cast does the same, but its first one takes half a millisecond."""
+    return from_numpy(to_numpy(array), arrow_type, validity(array) if array.null_count else None)
 
 
 def _nulls_of(array: pa.Array) -> pa.Buffer | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from icechunk_arrow.core.chunks import DENSE
+from icechunk_arrow.core.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ class Inventories:
     @property
     def chunk_count(self) -> int:
         """How many chunks there are in all."""
-        return int(self.row_counts.sum())
+        return int(self.row_counts.sum()) if self.manifests else 0
 
     @cached_property
     def _listed(self) -> tuple[InventoryEntry, ...]:
@@ -246,7 +247,7 @@ class Entries:
         if low == high:
             yield np.arange(len(self)), self.pairs.reshape(len(self), low, 2)
             return
-        for rank in np.unique(self.ranks).tolist():
+        for rank in distinct(self.ranks).tolist():
             which = np.flatnonzero(self.ranks == rank)
             yield which, self.pairs[self.first_pairs[which][:, None] + np.arange(rank)]
 
@@ -363,7 +364,7 @@ class Entries:
             ranks=np.concatenate([self.ranks, other.ranks]),
             pairs=np.concatenate([self.pairs, other.pairs]),
         )
-        return both.taken(both._order(np.unique(other.owners)))
+        return both.taken(both._order(distinct(other.owners)))
 
     def _order(self, touched: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Order entries by array; among those of a touched one by extent, the others stay as they are."""

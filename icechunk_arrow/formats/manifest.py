@@ -25,7 +25,13 @@ from icechunk_arrow.core.chunks import (
     is_sorted,
     with_coded_files,
 )
-from icechunk_arrow.core.columns import from_numpy, offsets_and_data, one_array, validity
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    offsets_and_data,
+    one_array,
+    validity,
+    widened,
+)
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.layout import FileKind
@@ -184,6 +190,8 @@ def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray:
     wanted = field.type
+    if wanted == pa.uint64() and column.type == pa.uint32():
+        column = pa.chunked_array([widened(part, wanted) for part in column.chunks], wanted)
     if pa.types.is_dictionary(column.type):
         wanted = pa.dictionary(pa.int32(), field.type)
     if not field.nullable and column.null_count:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.core.columns import from_numpy, from_values, indices
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
@@ -61,12 +61,14 @@ SCHEMA = pa.schema(
 
 
 class _Columns:
-    """The rows of a log as they are put together: what a row does not name is null."""
+    """The rows of a log as they are put together, span by span: what a span does not name is null."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.used: set[str] = {"id"}
-        self.values: dict[str, list[Any]] = {name: [] for name in SCHEMA.names if name != "id"}
+        self._operations: list[str] = []
+        self._nodes: list[NodeName | None] = []
+        self._counts: list[int] = []
+        self._count = 0
+        self._more: dict[str, list[Any]] = {}
 
     def add(self, operation: str, node: NodeName | None = None, **more: Any) -> None:
         """Add one row."""
@@ -74,23 +76,41 @@ class _Columns:
 
     def add_many(self, operation: str, node: NodeName | None, count: int, **more: Any) -> None:
         """Add rows of one operation on one node."""
-        same: dict[str, Any] = {"operation": operation}
-        if node is not None:
-            same |= {"node_id": node.id, "node_type": node.type, "path": node.path}
-        for name, column in self.values.items():
-            column.extend(more[name] if name in more else [same.get(name)] * count)
-        self.used |= same.keys() | more.keys()
-        self.count += count
+        for name, values in more.items():
+            column = self._more.setdefault(name, [])
+            column.extend([None] * (self._count - len(column)))
+            column.extend(values)
+        self._operations.append(operation)
+        self._nodes.append(node)
+        self._counts.append(count)
+        self._count += count
 
     def table(self) -> pa.Table:
         """Give the rows as columns."""
-        numbers = from_numpy(np.arange(self.count, dtype=np.uint32), pa.uint32())
-        columns = [
-            numbers if field.name == "id"
-            else from_values(self.values[field.name], field.type) if field.name in self.used
-            else pa.nulls(self.count, field.type)
-            for field in SCHEMA
-        ]  # fmt: skip
+        nodes = self._nodes
+        of_spans: dict[str, list[Any]] = {
+            "operation": self._operations,
+            "node_id": [None if node is None else node.id for node in nodes],
+            "node_type": [None if node is None else node.type for node in nodes],
+            "path": [None if node is None else node.path for node in nodes],
+        }
+        one_each = self._count == len(nodes)
+        spans = None if one_each else indices(np.repeat(np.arange(len(nodes)), self._counts))
+        columns = []
+        for field in SCHEMA:
+            name = field.name
+            if name == "id":
+                column = from_numpy(np.arange(self._count, dtype=np.uint32), field.type)
+            elif name in of_spans:
+                column = from_values(of_spans[name], field.type)
+                column = column if spans is None else column.take(spans)
+            elif name in self._more:
+                values = self._more[name]
+                values.extend([None] * (self._count - len(values)))
+                column = from_values(values, field.type)
+            else:
+                column = pa.nulls(self._count, field.type)
+            columns.append(column)
         return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 

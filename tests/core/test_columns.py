@@ -188,3 +188,20 @@ def test_one_array_of_any_pieces() -> None:
     assert columns.one_array(pa.chunked_array([], pa.uint16())).equals(columns.empty(pa.uint16()))
     assert columns.one_array(pa.chunked_array([one])).equals(one)
     assert columns.one_array(pa.chunked_array([one, one])).to_pylist() == [1, 2, 1, 2]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=20))
+def test_distinct_gives_each_number_once_rising(numbers: list[int]) -> None:
+    """What ``np.unique`` gives, the largest and no numbers among them."""
+    found = columns.distinct(np.array(numbers, np.uint64))
+
+    assert found.dtype == np.uint64
+    assert found.tolist() == sorted(set(numbers))
+
+
+@given(st.lists(st.none() | st.integers(0, 2**16 - 1), max_size=20), st.integers(0, 20))
+def test_widened_numbers_are_those_that_arrow_casts(values: list[int | None], start: int) -> None:
+    """Nulls stay nulls, of a part of a column too."""
+    narrow = columns.from_values(values, pa.uint16()).slice(start)
+
+    assert columns.widened(narrow, pa.uint64()).equals(narrow.cast(pa.uint64()))
