@@ -19,8 +19,26 @@ from tests.benchmarks.memory_use import Meter
 from tests.benchmarks.peers import answer_calls
 
 
-def _repo(path: str, *, create: bool = False, split: int = 0) -> icechunk.Repository:
-    storage = icechunk.local_filesystem_storage(path)
+def _storage(path: str, server: dict[str, str] | None) -> icechunk.Storage:
+    """A folder, or on an S3 server a prefix."""
+    if server is None:
+        return icechunk.local_filesystem_storage(path)
+    return icechunk.s3_storage(
+        bucket=server["bucket"],
+        prefix=path,
+        region="us-east-1",
+        endpoint_url=server["endpoint"],
+        allow_http=True,
+        access_key_id=server["key"],
+        secret_access_key=server["secret"],
+        force_path_style=True,
+    )
+
+
+def _repo(
+    path: str, *, create: bool = False, split: int = 0, server: dict[str, str] | None = None
+) -> icechunk.Repository:
+    storage = _storage(path, server)
     config = icechunk.RepositoryConfig.default()
     container = icechunk.VirtualChunkContainer("s3://bucket/", icechunk.s3_store(region="here"))
     config.set_virtual_chunk_container(container)
@@ -119,9 +137,12 @@ def set_references(
     columns: int,
     split: int,
     dimensions: int = 2,
+    rows_per_file: int = 1,
 ) -> dict[str, float]:
     """Point a box of chunks at ranges of files, and commit; preparing the input does not count."""
-    box = references_data.box(rows=rows, first_row=first_row, columns=columns)
+    box = references_data.box(
+        rows=rows, first_row=first_row, columns=columns, rows_per_file=rows_per_file
+    )
     whole = columns == references_data.COLUMNS
     shape = references_data.grid(rows, dimensions) if whole else (rows, columns)
     locations = _locations(box)
@@ -143,8 +164,8 @@ def set_references(
 
 def _locations(box: references_data.Box) -> list[str]:
     """Name the file of each chunk; chunks of one file share a text."""
-    names = {row: references_data.location(row) for row in np.unique(box.rows).tolist()}
-    return [names[row] for row in box.rows.tolist()]
+    names = {file: references_data.location(file) for file in np.unique(box.files).tolist()}
+    return [names[file] for file in box.files.tolist()]
 
 
 def fill(path: str, *, rows: int, split: int, rows_per_commit: int = 0) -> dict[str, Any]:
@@ -203,9 +224,16 @@ def first_chunk(path: str, *, row: int, column: int, split: int) -> dict[str, An
     return {"seconds": time.perf_counter() - began, "size_bytes": size_bytes}
 
 
-def write_plate(path: str, *, arrays: int, chunks: int, chunk_bytes: int) -> dict[str, float]:
+def write_plate(
+    path: str,
+    *,
+    arrays: int,
+    chunks: int,
+    chunk_bytes: int,
+    server: dict[str, str] | None = None,
+) -> dict[str, float]:
     """Create many small arrays through zarr, fill them and commit."""
-    session = _repo(path, create=True).writable_session("main")
+    session = _repo(path, create=True, server=server).writable_session("main")
     began = time.perf_counter()
     plate_data.write(session.store, arrays=arrays, chunks=chunks, chunk_bytes=chunk_bytes)
     written = time.perf_counter()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.harness import Bench
 
-__all__ = ["hundred_million", "indices", "million", "references", "ten_million"]
+__all__ = ["files", "hundred_million", "indices", "million", "references", "ten_million"]
 
 _FLOOR = "floor: one Parquet file"
 _AIMS = {"icechunk": 0.15, _FLOOR: 2.0}
@@ -45,6 +45,7 @@ def references(bench: Bench) -> None:
     sizes = bench.sizes
     million(bench, sizes[0])
     indices(bench, sizes[0])
+    files(bench, sizes[0])
     if len(sizes) > 1:
         ten_million(bench, sizes[1])
     if len(sizes) > 2:
@@ -100,6 +101,35 @@ def indices(bench: Bench, count: int) -> None:
         shutil.rmtree(folder)
 
 
+def files(bench: Bench, count: int) -> None:
+    """The same million in fewer, longer files: bytes alone.
+
+    A length is 12 random bits here, and so is the way from one offset to the next: 3.0 bytes that every
+    subject pays. What comes on top depends on how often a file begins, for us as for the floor.
+    """
+    print(f"\nbytes of {count:,} references, by chunks in a file")
+    for rows_per_file in (1, 4, 20):
+        folder = bench.new_folder(f"files-{rows_per_file}")
+        rows = count // references_data.COLUMNS
+        box = {
+            "rows": rows,
+            "first_row": 0,
+            "columns": references_data.COLUMNS,
+            "rows_per_file": rows_per_file,
+        }
+        table = references_input.table(**box)
+        Ours.create(folder / "ours", rows).set_references(table)
+        references_input.write_floor(folder / _FLOOR, table)
+        names = ["ours", _FLOOR]
+        if bench.icechunk is not None:
+            Icechunk.create(bench, folder / "icechunk", rows).set(**box)
+            names.append("icechunk")
+        for name in names:
+            text = f"{rows_per_file * references_data.COLUMNS:,} in a file, {name}"
+            _print_bytes(text, _size(folder / name), count, aimed=name == "ours")
+        shutil.rmtree(folder)
+
+
 def _size(path: Path) -> int:
     return folder_bytes(path) if path.is_dir() else path.stat().st_size
 
@@ -113,7 +143,7 @@ def _bulk(
 
     def ours() -> float:
         shutil.rmtree(folder / "ours", ignore_errors=True)
-        return Ours.create(folder / "ours", rows, dimensions=dimensions).set_table(table)
+        return Ours.create(folder / "ours", rows, dimensions=dimensions).set_references(table)
 
     def icechunk(name: str, split: int) -> float:
         path = folder / name

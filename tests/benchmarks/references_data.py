@@ -1,8 +1,8 @@
 """The references that every subject is given: a grid of chunks in files, as hourly netCDF has.
 
-One file for each row of a thousand chunks, the chunks of a file one after the other and of unequal length. As
-many rows as are asked for, and the same ones each time. numpy alone, so that peers in other environments can
-use it.
+One file for each row of a thousand chunks (or for several rows, where that is asked for), the chunks of a file
+one after the other and of unequal length. As many rows as are asked for, and the same ones each time. numpy
+alone, so that peers in other environments can use it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Box:
 
     rows: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
+    files: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.uint64]
 
 
-def location(row: int) -> str:
-    """Name the file that a row of chunks is in."""
-    year, month = 1950 + row // 12, row % 12 + 1
+def location(file: int) -> str:
+    """Name a file: by default each row of chunks has its own."""
+    year, month = 1950 + file // 12, file % 12 + 1
     return f"s3://bucket/reanalysis/v2/hourly/{year}/{month:02}/surface_temperature.nc"
 
 
@@ -70,15 +71,21 @@ def split_rows(dimensions: int = 2) -> int:
     return _SPLIT if dimensions == 1 else _SPLIT // COLUMNS
 
 
-def box(*, rows: int, first_row: int = 0, columns: int = COLUMNS) -> Box:
-    """Make the references of some rows: compressed chunks of unequal length, one after the other."""
+def box(*, rows: int, first_row: int = 0, columns: int = COLUMNS, rows_per_file: int = 1) -> Box:
+    """Make the references of some rows: compressed chunks of unequal length, one after the other.
+
+    The first row begins a file, and ``rows_per_file`` divides the rows.
+    """
     random = np.random.default_rng(first_row + 1)
-    lengths = random.integers(58_000, 62_000, (rows, columns), dtype=np.uint64)
+    lengths = random.integers(
+        58_000, 62_000, (rows // rows_per_file, rows_per_file * columns), dtype=np.uint64
+    )
     offsets = np.cumsum(lengths, axis=1, dtype=np.uint64) - lengths + np.uint64(20_000)
     row, column = np.divmod(np.arange(rows * columns), columns)
     return Box(
         rows=row + first_row,
         columns=column,
+        files=(row + first_row) // rows_per_file,
         offsets=offsets.reshape(-1),
         lengths=lengths.reshape(-1),
     )

@@ -43,10 +43,10 @@ def table_of(found: Box, *, dimensions: int = 2, coded: bool = False) -> pa.Tabl
         2: [found.rows, found.columns],
         3: [found.rows, found.columns // 40, found.columns % 40],
     }[dimensions]
-    names, codes = np.unique(found.rows, return_inverse=True)
+    names, codes = np.unique(found.files, return_inverse=True)
     files = pa.DictionaryArray.from_arrays(
         pa.array(codes.astype(np.int32)),
-        pa.array([references_data.location(row) for row in names.tolist()]),
+        pa.array([references_data.location(file) for file in names.tolist()]),
     )
     return pa.table(
         {

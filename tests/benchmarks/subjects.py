@@ -55,19 +55,19 @@ class Ours:
         session.commit("create")
         return cls(path)
 
-    def set_table(self, table: pa.Table) -> float:
+    def set_references(self, references: pa.Table | pa.RecordBatchReader) -> float:
         """Set references and commit them."""
 
         def run() -> None:
             session = self.repo.writable_session("main")
-            session.set_references("/a", table)
+            session.set_references("/a", references)
             session.commit("references")
 
         return timed(run)
 
     def set(self, *, dimensions: int = 2, **box: int) -> float:
         """Set the references of a box; making them does not count."""
-        return self.set_table(references_input.table(dimensions=dimensions, **box))
+        return self.set_references(references_input.table(dimensions=dimensions, **box))
 
     def manifests(self) -> list[str]:
         """Ids of the live manifests."""
