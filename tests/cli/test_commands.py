@@ -321,11 +321,13 @@ def test_an_interrupt_ends_a_query(shell: Shell) -> None:
     """Ctrl-C ends a long query with the code for it, and no traceback."""
     query = "SELECT count(*) FROM range(10000000000) a(i), range(1000) b(j) WHERE hash(i + j) = 3"
     begun = shell.folder / "begun"
+    # whoever runs the tests in the background ignores interrupts, and so would the command
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "icechunk_arrow.cli",
+            "-c",
+            f"{heeding}; from icechunk_arrow.cli.entry import main; main()",
             "sql",
             "weather",
             f"COPY (SELECT 1) TO 'begun'; {query}",
@@ -336,9 +338,12 @@ def test_an_interrupt_ends_a_query(shell: Shell) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
-        while not begun.exists() and running.poll() is None:
-            time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=60)
+        try:
+            while not begun.exists() and running.poll() is None:
+                time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
 
     assert (running.returncode, out, err) == (130, "", "")
