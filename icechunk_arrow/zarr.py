@@ -267,15 +267,19 @@ class IcechunkStore(Store):
         reads = (self.get(key, prototype, byte_range) for key, byte_range in key_ranges)
         return list(await asyncio.gather(*reads))
 
+    async def _find(self, key: str) -> Found | None:
+        """Find what is under a key; where requests take a while, in another thread."""
+        if self._fast:
+            return self._keys.find(key)
+        return await self._elsewhere(self._keys.find, key)
+
     async def exists(self, key: str) -> bool:
         """Whether there is something under a key."""
-        if self._fast:
-            return self._keys.find(key) is not None
-        return await self._elsewhere(self._keys.find, key) is not None
+        return await self._find(key) is not None
 
     async def getsize(self, key: str) -> int:
         """Size of what is under a key, without reading it."""
-        found = await self._elsewhere(self._keys.find, key)
+        found = await self._find(key)
         if found is None:
             raise FileNotFoundError(key)
         return int(found[1])

@@ -13,7 +13,6 @@ Owns the seal and the identification; knows nothing of rows.
 from __future__ import annotations
 
 import hashlib
-import io
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -314,33 +313,15 @@ def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
         raise CorruptFileError(f"{key} is a {found} file where a {kind.label} belongs", key=key)
 
 
-class _Window(io.RawIOBase):
-    """A few row groups' bytes, readable at the positions they have in the file."""
+def _in_place(data: bytes | memoryview, start: int) -> pa.BufferReader:
+    """Let bytes be read at the positions that they have in their file.
 
-    def __init__(self, data: bytes | memoryview, start: int) -> None:
-        self._data, self._start, self._at = memoryview(data), start, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        assert whence in {0, 1, 2}
-        base = (0, self._at, self._start + len(self._data))[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        at = self._at - self._start
-        assert at >= 0
-        data = bytes(self._data[at:] if size < 0 else self._data[at : at + size])
-        self._at += len(data)
-        return data
+    What lies before them is memory that nobody touches, and that takes no room; a Python object with ``seek`` and
+    ``read`` would be asked twice for every column.
+    """
+    whole = np.zeros(start + len(data), np.uint8)
+    whole[start:] = np.frombuffer(data, np.uint8)
+    return pa.BufferReader(pa.py_buffer(whole))
 
 
 def read_row_groups(
@@ -366,7 +347,7 @@ def read_row_groups(
     coded = [name for name in dictionaries if _can_stay_coded(sealed, groups, name)]
     try:
         parquet = pq.ParquetFile(
-            _Window(view, start),
+            _in_place(view, start),
             metadata=sealed.metadata,
             page_checksum_verification=True,
             pre_buffer=False,
