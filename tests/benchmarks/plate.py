@@ -35,7 +35,8 @@ class _Place:
 
     def new(self, subject: str) -> str:
         """Name a place for a subject's next plate; its last one goes, as it is large."""
-        shutil.rmtree(self.written.get(subject, self.folder / "none"), ignore_errors=True)
+        if subject in self.written:
+            shutil.rmtree(self.written[subject])
         name = f"{subject}-{next(self._numbers)}"
         inside = self.folder if self.server is None else self.server.folder / self.server.bucket
         self.written[subject] = inside / name

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import zarr
 
+from icechunk_arrow.core.cell_blocks import carried_dtype
 from icechunk_arrow.core.cell_values import (
     CF_DAYS,
     CF_MICROSECONDS,
@@ -25,6 +26,7 @@ from icechunk_arrow.core.cell_values import (
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import node_path
 from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
+from icechunk_arrow.spark.writing.row_placing import CellColumn
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayShape",
     "RowArray",
+    "cell_column",
     "chunk_edges",
     "grow",
     "make",
@@ -232,6 +235,23 @@ def cell_type(array: Any, row: RowArray) -> CellType:
 
 
 # -- growing
+
+
+def cell_column(session: Any, row: RowArray, duplicates: str) -> CellColumn:
+    """Say how a column goes into its array, and that several values of one cell can become one as asked."""
+    stored = opened(session, row.path)
+    cells = cell_type(stored, row)
+    numeric = stored.dtype.kind in "iuf" and cells.units is None
+    if duplicates in {"mean", "sum"} and not numeric:
+        raise InvalidInputError(
+            f"{row.path!r} holds {stored.dtype}, of which there is no {duplicates}", path=row.path
+        )
+    return CellColumn(
+        name=row.column,
+        path=row.path,
+        cells=cells,
+        carried=carried_dtype(cells.dtype, duplicates),
+    )
 
 
 def grow(session: Session, arrays: Sequence[RowArray], axes: Sequence[ResolvedAxis]) -> None:

@@ -64,6 +64,11 @@ class CellColumn:
     carried: np.dtype[Any]
     """As what values travel."""
 
+    @property
+    def value_bytes(self) -> int:
+        """What a value takes in memory, roughly where it is text."""
+        return self.carried.itemsize if self.carried.kind not in "TO" else 32
+
 
 def packed_schema(
     blocks: RowBlocks, columns: tuple[CellColumn, ...], order: pa.DataType | None

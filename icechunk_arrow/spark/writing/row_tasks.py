@@ -13,18 +13,17 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.axis_lookup import canonical, kind_of
-from icechunk_arrow.core.cell_blocks import carried_dtype
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.writing.row_arrays import cell_type, opened, read_arrays, shape_of
+from icechunk_arrow.spark.writing.row_arrays import cell_column, read_arrays, shape_of
 from icechunk_arrow.spark.writing.row_axes import (
     AxisRequest,
     AxisRows,
     find_coordinate,
     resolve_axis,
 )
-from icechunk_arrow.spark.writing.row_placing import CellColumn, PlaceRows, packed_schema
+from icechunk_arrow.spark.writing.row_placing import PlaceRows, packed_schema
 from icechunk_arrow.spark.writing.row_writing import WriteCells
 
 if TYPE_CHECKING:
@@ -156,13 +155,13 @@ class StageCells:
         axes: Sequence[RowAxis],
         chunk_shape: tuple[int, ...],
     ) -> None:
-        columns = tuple(self._cells(fork, each) for each in arrays)
+        columns = tuple(cell_column(fork, each, self.duplicates) for each in arrays)
         blocks = plan_row_blocks(
             shape=[axis.length for axis in axes],
             chunk_shape=chunk_shape,
             low=[axis.low for axis in axes],
             high=[axis.high for axis in axes],
-            cell_bytes=sum(_bytes_of(each) + 1 for each in columns),
+            cell_bytes=sum(each.value_bytes + 1 for each in columns),
             block_bytes=_BLOCK_BYTES,
         )
         order = None
@@ -191,22 +190,6 @@ class StageCells:
         )
         write(fork, iter(packed.to_batches()))
 
-    def _cells(self, fork: ForkSession, array: RowArray) -> CellColumn:
-        stored = opened(fork, array.path)
-        cells = cell_type(stored, array)
-        numeric = stored.dtype.kind in "iuf" and cells.units is None
-        if self.duplicates in {"mean", "sum"} and not numeric:
-            raise InvalidInputError(
-                f"{array.path!r} holds {stored.dtype}, of which there is no {self.duplicates}",
-                path=array.path,
-            )
-        return CellColumn(
-            name=array.column,
-            path=array.path,
-            cells=cells,
-            carried=carried_dtype(cells.dtype, self.duplicates),
-        )
-
 
 def _used_once(
     arrays: Sequence[RowArray], columns: Sequence[str], order_by: str | None
@@ -214,10 +197,6 @@ def _used_once(
     """Give the columns that are used beside those of coordinates, each once."""
     used = dict.fromkeys([*(each.column for each in arrays), *([order_by] if order_by else [])])
     return [name for name in used if name not in columns]
-
-
-def _bytes_of(column: CellColumn) -> int:
-    return column.carried.itemsize if column.carried.kind not in "TO" else 32
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from icechunk_arrow.core.axis_lookup import canonical, kind_of
-from icechunk_arrow.core.cell_blocks import POLICIES, carried_dtype
+from icechunk_arrow.core.cell_blocks import POLICIES
 from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import node_path
 from icechunk_arrow.spark.quoting import identifier
 from icechunk_arrow.spark.writing.row_arrays import (
-    cell_type,
+    cell_column,
     grow,
     make,
-    opened,
     read_arrays,
     shape_of,
     store_coordinates,
@@ -35,7 +34,6 @@ from icechunk_arrow.spark.writing.row_axes import (
 )
 from icechunk_arrow.spark.writing.row_placing import (
     PACKED_DDL,
-    CellColumn,
     PlaceRows,
     packed_schema,
 )
@@ -388,15 +386,15 @@ class _RowsWrite:
         merged: frozenset[str],
     ) -> TaskTotals:
         """Write arrays whose chunks are of one shape."""
-        columns = tuple(self._column(each) for each in arrays)
-        row_bytes = 4 + sum(_bytes_of(each) for each in columns)
+        columns = tuple(cell_column(self.session, each, self.duplicates) for each in arrays)
+        row_bytes = 4 + sum(each.value_bytes for each in columns)
         low, high = _BLOCK_BYTES
         blocks = plan_row_blocks(
             shape=[axis.length for axis in axes],
             chunk_shape=chunk_shape,
             low=[axis.low for axis in axes],
             high=[axis.high for axis in axes],
-            cell_bytes=sum(_bytes_of(each) + 1 for each in columns),
+            cell_bytes=sum(each.value_bytes + 1 for each in columns),
             block_bytes=min(max(count * row_bytes // _MOST_BLOCKS, low), high),
         )
         parts = min(blocks.block_count, max(count * row_bytes // _PART_BYTES, 1), _MOST_PARTS)
@@ -424,23 +422,6 @@ class _RowsWrite:
         )
         return run_tasks(by_block(rows, place), self.session, work)
 
-    def _column(self, array: RowArray) -> CellColumn:
-        stored = opened(self.session, array.path)
-        cells = cell_type(stored, array)
-        if self.duplicates in {"mean", "sum"} and (
-            stored.dtype.kind not in "iuf" or cells.units is not None
-        ):
-            raise InvalidInputError(
-                f"{array.path!r} holds {stored.dtype}, of which there is no {self.duplicates}",
-                path=array.path,
-            )
-        return CellColumn(
-            name=array.column,
-            path=array.path,
-            cells=cells,
-            carried=carried_dtype(cells.dtype, self.duplicates),
-        )
-
 
 def _unnamed() -> InvalidInputError:
     return InvalidInputError(
@@ -453,10 +434,6 @@ def by_block(rows: Any, place: PlaceRows) -> Any:
     packed = rows.mapInArrow(place, PACKED_DDL)
     parted = packed.repartitionById(place.part_count, "part")
     return parted.sortWithinPartitions("block", "source", "number").select("block", "data")
-
-
-def _bytes_of(column: CellColumn) -> int:
-    return column.carried.itemsize if column.carried.kind not in "TO" else 32
 
 
 def _column_types(df: Any) -> dict[str, pa.DataType]:
