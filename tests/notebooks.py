@@ -158,10 +158,10 @@ def _joined(outputs: Any) -> list[Any]:
     for output in outputs:
         last = found[-1] if found else None
         if last and output.output_type == last.output_type == "stream" and output.name == last.name:
-            found[-1] = {**last, "text": last.text + output.text}
+            found[-1] = type(last)({**last, "text": last.text + output.text})
         else:
             found.append(output)
-    return [nbformat.from_dict(each) for each in found]  # type: ignore[no-untyped-call]
+    return found
 
 
 def _tidy(notebook: Any) -> Any:

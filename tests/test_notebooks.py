@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -145,6 +146,24 @@ def test_stale_outputs_are_found(tmp_path: Path) -> None:
     text.metadata["tags"] = ["varies"]
     counted = [differences(with_cells(now, [each]), with_cells(now, [text])) for each in wrong]
     assert [len(each) for each in counted] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [3, 5], [0, 1, 2, 9]])
+def test_messages_of_one_stream_are_one_text(tmp_path: Path, cuts: list[int]) -> None:
+    """Under load the text of a cell comes in several messages, which is no difference."""
+    kept = executed(tmp_path, ["print('5 chunks, 3 of them packed')"])
+    now = copy.deepcopy(kept)
+    (whole,) = now.cells[0].outputs
+    edges = [0, *cuts, len(whole.text)]
+    now.cells[0].outputs = [
+        type(whole)({**whole, "text": whole.text[start:stop]})
+        for start, stop in itertools.pairwise(edges)
+    ]
+
+    assert len(now.cells[0].outputs) == len(cuts) + 1
+    assert differences(now, kept) == []
+    now.cells[0].outputs[-1].text += " and one more"
+    assert len(differences(now, kept)) == 1
 
 
 def with_cells(notebook: Any, cells: list[Any]) -> Any:
