@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from icechunk_arrow.storage.pieces import Flat
+
 __all__ = [
     "NO_LINKS",
     "READ_FLAGS",
@@ -135,22 +137,20 @@ def rename_new(source: str, target: str) -> None:
         raise OSError(number, os.strerror(number), source, None, target)
 
 
-def write_pieces(fd: int, pieces: Sequence[memoryview]) -> None:
+def write_pieces(fd: int, pieces: Sequence[Flat]) -> None:
     """Write buffers one after the other, all of them."""
-    if len(pieces) == 1:
-        view = pieces[0]
-        while view:
-            view = view[os.write(fd, view) :]
-        return
     waiting = list(pieces)
-    first = 0
-    while first < len(waiting):
-        written = os.writev(fd, waiting[first : first + _MOST_BUFFERS])
-        while first < len(waiting) and written >= len(waiting[first]):
-            written -= len(waiting[first])
-            first += 1
-        if written:
-            waiting[first] = waiting[first][written:]
+    done = 0
+    while done < len(waiting):
+        given = waiting[done : done + _MOST_BUFFERS]
+        left = sum(map(len, given)) - os.writev(fd, given)
+        done += len(given)
+        while left:  # not everything was taken: back to the piece that was cut
+            done -= 1
+            size = len(waiting[done])
+            if left < size:
+                waiting[done] = memoryview(waiting[done])[size - left :]
+            left -= min(left, size)
 
 
 def read_range(fd: int, start: int, length: int) -> bytes:

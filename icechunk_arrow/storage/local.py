@@ -50,7 +50,7 @@ from icechunk_arrow.storage.keys import (
     is_key,
     listing_order,
 )
-from icechunk_arrow.storage.pieces import content_token, views
+from icechunk_arrow.storage.pieces import content_token, flat_pieces
 from icechunk_arrow.storage.port import ObjectInfo, Storage
 from icechunk_arrow.storage.publish import (
     NO_LOCKS,
@@ -65,6 +65,7 @@ from icechunk_arrow.storage.unsynced import Descriptor, Unsynced
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from icechunk_arrow.storage.pieces import Flat
     from icechunk_arrow.storage.port import Capabilities, Token, Writable
 
 __all__ = ["LocalStorage", "UnsafeStorageWarning"]
@@ -211,7 +212,7 @@ class LocalStorage(Storage):
         """See :meth:`Storage.put`."""
         path = self._path(key)
         with self._writing(key):
-            file = self._write_new(key, path, views(data))
+            file = self._write_new(key, path, flat_pieces(data))
         if self._durable:
             self._unsynced.add(file, os.path.dirname(path))
 
@@ -229,7 +230,7 @@ class LocalStorage(Storage):
                 raise FileExistsError(errno.EEXIST, "it is there already", path)
             way = self._explore().way
             if way is Way.NONE:
-                file = self._write_new(key, path, views(data))
+                file = self._write_new(key, path, flat_pieces(data))
                 if self._durable:
                     disk.sync_file(file.fd)
             else:
@@ -288,7 +289,7 @@ class LocalStorage(Storage):
         if self._folders.make(folder) and self._durable:
             self._unsynced.watch(self._base + folder)
 
-    def _write_new(self, key: str, path: str, pieces: Sequence[memoryview]) -> Descriptor:
+    def _write_new(self, key: str, path: str, pieces: Sequence[Flat]) -> Descriptor:
         """Write a file under a name that must be free; no part of it stays after a failure."""
         folder = key.rpartition("/")[0]
         self._make_folder(folder)

@@ -13,26 +13,30 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.storage.port import Token, Writable
 
-__all__ = ["content_token", "joined", "views"]
+__all__ = ["Flat", "content_token", "flat_pieces", "joined"]
+
+Flat = bytes | memoryview
+"""Bytes that lie one after the other; their ``len`` is how many they are."""
 
 
-def views(data: Writable | Sequence[Writable]) -> list[memoryview]:
+def flat_pieces(data: Writable | Sequence[Writable]) -> list[Flat]:
     """Take the data as flat buffers, none empty, without copying what lies flat already."""
     pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
-    flat = []
-    for piece in pieces:
-        view = memoryview(piece)
-        if not view.nbytes:
-            continue
-        flat.append(view.cast("B") if view.c_contiguous else memoryview(view.tobytes()))
-    return flat
+    return [flat for piece in pieces if (flat := _flat(piece))]
+
+
+def _flat(piece: Writable) -> Flat:
+    if isinstance(piece, bytes):  # a file may be put together of very many small ones
+        return piece
+    view = memoryview(piece)
+    return view.cast("B") if view.nbytes and view.c_contiguous else view.tobytes()
 
 
 def joined(data: Writable | Sequence[Writable]) -> bytes:
     """Join the data; bytes come back as they are."""
     if isinstance(data, bytes):
         return data
-    return b"".join(views(data))
+    return b"".join(flat_pieces(data))
 
 
 def content_token(data: bytes) -> Token:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.storage import disk
-from icechunk_arrow.storage.pieces import views
+from icechunk_arrow.storage.pieces import flat_pieces
 from icechunk_arrow.storage.port import Capabilities
 from icechunk_arrow.storage.unsynced import Descriptor
 
@@ -116,7 +116,7 @@ class TemporaryFolder:
             except FileNotFoundError:  # somebody has tidied up
                 os.mkdir(self._path)
                 file = Descriptor(os.open(path, _NEW_FILE, 0o666))
-            disk.write_pieces(file.fd, views(data))
+            disk.write_pieces(file.fd, flat_pieces(data))
             if self._durable:
                 disk.sync_file(file.fd)
             yield path

@@ -257,12 +257,36 @@ def test_a_failed_put_leaves_nothing(root: Path, monkeypatch: Patch) -> None:
     """When the volume is full no part of the object stays, and the name is free again."""
     storage = LocalStorage(root)
     with monkeypatch.context() as full:
-        full.setattr(os, "write", refuse(28))
+        full.setattr(os, "writev", refuse(28))
         with pytest.raises(StorageError, match="No space"):
             storage.put("c/1", b"x")
 
     assert list(storage.list()) == []
     storage.put("c/1", b"x")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 1000])
+@pytest.mark.parametrize("count", [1, 3, 1200])
+def test_what_the_system_does_not_take_at_once_follows(
+    root: Path, monkeypatch: Patch, most: int, count: int
+) -> None:
+    """A call may write fewer bytes than it was given, and end within a piece or between two."""
+    pieces = [bytes([number % 251]) * (number % 5) for number in range(1, count + 1)]
+    data = b"".join(pieces)
+    calls = []
+
+    def some(fd: int, given: list[bytes | memoryview]) -> int:
+        calls.append(len(given))
+        return os.write(fd, b"".join(given)[:most])
+
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "writev", some)
+        storage = LocalStorage(root)
+        storage.put("c/1", pieces)
+
+    assert storage.get("c/1") == data
+    assert len(calls) >= len(data) // most
+    assert max(calls) <= os.sysconf("SC_IOV_MAX")
 
 
 def test_a_removed_folder_is_made_again(root: Path) -> None:
