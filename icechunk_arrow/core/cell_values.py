@@ -237,8 +237,9 @@ def _exactly(
     if native.kind in "iu" and values.dtype.kind in "iuf":
         limits = np.iinfo(native)
         same &= (values >= limits.min) & (values <= _largest(limits, values.dtype))
-    else:  # back from a float, the largest integers wrap around
-        same &= np.abs(found.astype(np.float64)) < 2.0**63
+    elif values.dtype.kind in "iu":  # on the way back from a float what is too large wraps around
+        bounds, wide = np.iinfo(values.dtype), found.astype(np.float64)
+        same &= (wide >= float(bounds.min)) & (wide < float(bounds.max) + 1)
     _refuse_first(~same, valid, values, f"{dtype} cannot hold it exactly", is_time=False)
     return found
 

@@ -26,13 +26,16 @@ def encoded(column: pa.Array, dtype: Any, attributes: dict[str, Any] | None = No
 
 @given(
     st.sampled_from(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]),
-    st.sampled_from([pa.int8(), pa.int32(), pa.int64()]),
+    st.sampled_from([pa.int8(), pa.int32(), pa.int64(), pa.uint64()]),
     st.data(),
 )
 def test_whole_numbers_stay_or_are_refused(dtype: str, kind: pa.DataType, data: Any) -> None:
     """A whole number is the same in the array, or it is refused by its row."""
-    limit = 2 ** (kind.bit_width - 1)
-    values = data.draw(st.lists(st.integers(-limit, limit - 1), min_size=1))
+    bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
+    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    powers = [sign * 2**power for power in range(bits) for sign in (-1, 1)]
+    special = st.sampled_from([each for each in powers if least <= each <= most])
+    values = data.draw(st.lists(st.integers(least, most) | special, min_size=1))
     with np.errstate(all="ignore"):
         fits = [_holds(value, np.dtype(dtype)) for value in values]
 
@@ -45,9 +48,19 @@ def test_whole_numbers_stay_or_are_refused(dtype: str, kind: pa.DataType, data: 
     assert caught.value.value == str(values[caught.value.row])
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_floats_hold_powers_of_two_up_to_the_largest(dtype: str) -> None:
+    """The least 64-bit number is one of them; the largest, which a float rounds up, is none."""
+    for kind, powers in ((pa.int64(), [-(2**63), 2**62]), (pa.uint64(), [2**63])):
+        assert [int(each) for each in encoded(pa.array(powers, kind), dtype)] == powers
+    for kind, largest in ((pa.int64(), 2**63 - 1), (pa.uint64(), 2**64 - 1)):
+        with pytest.raises(ValueFault):
+            encoded(pa.array([largest], kind), dtype)
+
+
 def _holds(value: int, dtype: np.dtype[Any]) -> bool:
     if dtype.kind == "f":
-        found = float(np.array(value, np.int64).astype(dtype))
+        found = float(np.array(value).astype(dtype))
         return np.isfinite(found) and int(found) == value
     limits = np.iinfo(dtype)
     return bool(limits.min <= value <= limits.max)
