@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, extent_of, member_mask, volume
-from icechunk_arrow.core.columns import empty
+from icechunk_arrow.core.columns import empty, from_values, indices, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 
 if TYPE_CHECKING:
@@ -133,7 +134,24 @@ class ChunkSet:
             found |= member_mask(column, self.coordinates)
         if not len(self.boxes) and self.outside is None:
             return found
-        index = coords.decode(column, self.ndim)
+        if self.outside is not None:
+            return found | self._mask_of(coords.decode(column, self.ndim))
+        rows = self._between_boxes(column)
+        if len(rows):
+            found[rows] |= self._mask_of(coords.decode(column.take(indices(rows)), self.ndim))
+        return found
+
+    def _between_boxes(self, column: pa.Array) -> npt.NDArray[np.int64]:
+        """Rows between the first and the last coordinate of the boxes: no other has to be decoded."""
+        first = coords.encode_one(self.boxes[:, :, 0].min(axis=0).tolist())
+        last = coords.encode_one((self.boxes[:, :, 1].max(axis=0) - np.uint64(1)).tolist())
+        ends = from_values([first, last], pa.binary())
+        behind = to_numpy(pc.greater_equal(column, ends[0]))
+        return np.flatnonzero(behind & to_numpy(pc.less_equal(column, ends[1])))
+
+    def _mask_of(self, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """For each of some indices, whether it is in a box or outside of what stays."""
+        found = np.zeros(len(index), np.bool_)
         if self.outside is not None:
             found |= (index >= np.array([stop for _, stop in self.outside], np.uint64)).any(axis=1)
         low, high = index.min(axis=0), index.max(axis=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -95,11 +95,14 @@ _NATIVE_NAME = 20
 """A native file's name has so many characters. A virtual one's always has one of these:"""
 _VIRTUAL_MARKS = (b":", b"/")
 _FEW_PARTS = 16
+_SOME_ROWS = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRef:
-    """Where one chunk's bytes are: in ``inline``, or in a range of a file."""
+class ChunkRef(NamedTuple):
+    """Where one chunk's bytes are: in ``inline``, or in a range of a file.
+
+    A tuple, because every read of a chunk makes one, and a frozen dataclass takes three times as long.
+    """
 
     inline: bytes | None = None
     file: str | None = None
@@ -246,6 +249,15 @@ def volume(extent: Extent) -> int:
     return total
 
 
+def coord_in(extent: Extent, place: int) -> tuple[int, ...]:
+    """Give the coordinate at a place of an extent that is gone through in order."""
+    coord = []
+    for start, stop in reversed(extent):
+        place, step = divmod(place, stop - start)
+        coord.append(start + step)
+    return tuple(reversed(coord))
+
+
 def extent_of(coord: pa.Array, ndim: int) -> Extent:
     """Find the smallest extent around the coordinates of a column that is not empty."""
     decoded = coords.decode(coord, ndim)
@@ -359,13 +371,24 @@ def _sums_of_lengths(table: pa.Table, firsts: npt.NDArray[np.int64]) -> npt.NDAr
     return np.where(high >> half, np.uint64(_MOST), sums)
 
 
-def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
-    """Describe what sorted rows hold of each array, all arrays at once."""
+def describe_arrays(
+    table: pa.Table, ndims: Mapping[int, int], within: Mapping[int, Extent] | None = None
+) -> ArrayRuns:
+    """Describe what sorted rows hold of each array, all arrays at once.
+
+    Where the rows of an array are known to lie ``within`` an extent, no more of them are decoded than it takes to
+    know that they need all of it.
+    """
     found, rows, counts = rows_of_arrays(table)
     ranks = np.fromiter((ndims[i] for i in found.tolist()), np.int64, len(found))
     starts = np.zeros((len(found), int(ranks.max(initial=0))), np.uint64)
     stops = np.zeros_like(starts)
     column = one_array(table["coord"])
+    bounds = None if within is None or len(found) != 1 else within.get(int(found[0]))
+    if bounds is not None:
+        extent = _extent_within(column, bounds)
+        starts[0], stops[0] = np.array(extent, np.uint64).reshape(-1, 2).T
+        return _array_runs(table, found, rows, counts, (ranks, starts, stops))
     for ndim in distinct(ranks).tolist():
         chosen = np.flatnonzero(ranks == ndim)
         some = column
@@ -375,6 +398,31 @@ def describe_arrays(table: pa.Table, ndims: Mapping[int, int]) -> ArrayRuns:
         first = np.cumsum(counts[chosen]) - counts[chosen]
         starts[chosen, :ndim] = np.minimum.reduceat(decoded, first, axis=0)
         stops[chosen, :ndim] = np.maximum.reduceat(decoded, first, axis=0) + np.uint64(1)
+    return _array_runs(table, found, rows, counts, (ranks, starts, stops))
+
+
+def _extent_within(column: pa.Array, bounds: Extent) -> Extent:
+    """Find the smallest extent around sorted coordinates within bounds, and stop where it reaches all of them."""
+    ndim = len(bounds)
+    first, last = coords.decode_one(column[0].as_py()), coords.decode_one(column[-1].as_py())
+    extent: Extent = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
+    for start in range(0, len(column), _SOME_ROWS):
+        if extent[1:] == bounds[1:]:  # the first dimension is that of the first and the last row
+            break
+        more = extent_of(column.slice(start, _SOME_ROWS), ndim)
+        extent = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(extent, more, strict=True))
+    return extent
+
+
+def _array_runs(
+    table: pa.Table,
+    found: npt.NDArray[np.uint32],
+    rows: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    extents: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]],
+) -> ArrayRuns:
+    """Put together what is known of arrays, with what their rows say of themselves."""
+    ranks, starts, stops = extents
     spans = (stops - starts).astype(np.float64)
     inside = np.arange(starts.shape[1]) < ranks[:, None]
     # exact wherever it can equal a number of rows, which is below 2**32

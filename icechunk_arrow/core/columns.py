@@ -24,15 +24,19 @@ __all__ = [
     "bitmap",
     "bytes_at",
     "conform",
+    "conformed",
     "distinct",
     "empty",
     "empty_table",
     "from_numpy",
     "from_values",
     "indices",
+    "list_items",
+    "list_lengths",
     "offsets_and_data",
     "offsets_of",
     "one_array",
+    "run_edges",
     "to_numpy",
     "validity",
     "widened",
@@ -59,6 +63,14 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     new = np.ones(len(rising), np.bool_)
     new[1:] = rising[1:] != rising[:-1]
     return rising[new]
+
+
+def run_edges(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Tell where runs of equal neighbours begin, and behind them where the last one ends."""
+    edges: npt.NDArray[np.int64] = np.r_[
+        0, np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)
+    ]
+    return edges
 
 
 def bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
@@ -148,18 +160,15 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     if not count:
         return empty(arrow_type)
     valid = None
-    missing = sum(value is None for value in values)
+    missing = values.count(None)
     if missing:
         if missing == count and not pa.types.is_struct(arrow_type):
             return pa.nulls(count, arrow_type)
         valid = np.fromiter((value is not None for value in values), np.bool_, count)
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
-        parts = [
-            b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
-            for value in values
-        ]
-        offsets = _offsets(len(part) for part in parts)
-        buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+        blank = "" if pa.types.is_string(arrow_type) else b""
+        lengths, data = _joined([value or blank for value in values] if missing else values)
+        buffers = [bitmap(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(data)]
         return pa.Array.from_buffers(arrow_type, count, buffers)
     if pa.types.is_fixed_size_list(arrow_type):
         size = arrow_type.list_size
@@ -175,6 +184,8 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         buffers = [bitmap(valid), pa.py_buffer(offsets)]
         return pa.Array.from_buffers(arrow_type, count, buffers, children=children)
     if pa.types.is_struct(arrow_type):
+        if missing == count > 1:  # what stands under a null is the same each time
+            return from_values([None], arrow_type).take(indices(np.zeros(count, np.int64)))
         children = [
             from_values(
                 [None if value is None else value[field.name] for value in values]
@@ -191,6 +202,17 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         values = [0 if value is None else value for value in values]
     dtype = np.bool_ if arrow_type == pa.bool_() else _NUMPY[arrow_type]
     return from_numpy(np.array(values, dtype), arrow_type, valid)
+
+
+def _joined(values: Sequence[Any]) -> tuple[Iterable[int], bytes]:
+    """Join texts and bytes; tell how long each is."""
+    kinds = set(map(type, values))
+    if kinds == {bytes}:
+        return map(len, values), b"".join(values)
+    if kinds == {str} and (text := "".join(values)).isascii():
+        return map(len, values), text.encode()
+    parts = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
+    return map(len, parts), b"".join(parts)
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -210,6 +232,35 @@ def empty(arrow_type: pa.DataType) -> pa.Array:
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Make a table without rows."""
     return pa.Table.from_arrays([empty(field.type) for field in schema], schema=schema)
+
+
+def list_lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+    """Count the items of each list; ``pyarrow.compute`` does the same, but its first call takes its time."""
+    if pa.types.is_fixed_size_list(lists.type):
+        return np.full(len(lists), lists.type.list_size, np.int64)
+    offsets = _list_offsets(lists).astype(np.int64)
+    return offsets[1:] - offsets[:-1]
+
+
+def list_items(lists: pa.Array) -> pa.Array:
+    """Give the items of all lists, one after the other.
+
+    Raises
+    ------
+    ValueError
+        A list that is null has some.
+    """
+    if pa.types.is_fixed_size_list(lists.type):
+        size = lists.type.list_size
+        return lists.values.slice(lists.offset * size, len(lists) * size)
+    if lists.null_count and (list_lengths(lists) > 0)[~validity(lists)].any():
+        raise ValueError("a list that is null has items")
+    offsets = _list_offsets(lists)
+    return lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+def _list_offsets(lists: pa.Array) -> npt.NDArray[np.int32]:
+    return to_numpy(lists.offsets) if len(lists) else np.zeros(1, np.int32)
 
 
 def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
@@ -232,12 +283,11 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
             children.append(child if field.nullable else _without_nulls(child))
         return pa.Array.from_buffers(arrow_type, len(array), [_nulls_of(array)], children=children)
     if pa.types.is_fixed_size_list(arrow_type):
-        child = conform(array.flatten(), arrow_type.value_type)
+        child = conform(list_items(array), arrow_type.value_type)
         return pa.Array.from_buffers(arrow_type, len(array), [None], children=[child])
     if pa.types.is_list(arrow_type):
-        offsets = to_numpy(array.offsets) if len(array) else np.zeros(1, np.int32)
-        child = conform(array.flatten(), arrow_type.value_type)
-        assert len(child) == offsets[-1] - offsets[0], "a null list has contents"
+        offsets = _list_offsets(array)
+        child = conform(list_items(array), arrow_type.value_type)
         buffers = [_nulls_of(array), pa.py_buffer(offsets - offsets[0])]
         return pa.Array.from_buffers(arrow_type, len(array), buffers, children=[child])
     if array.type == arrow_type:
@@ -245,6 +295,11 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     if all(map(pa.types.is_unsigned_integer, both)) and arrow_type.bit_width > array.type.bit_width:
         return widened(array, arrow_type)
     return array.cast(arrow_type)
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> list[pa.Array]:
+    """Bring the columns of a schema out of a table, each as :func:`conform` does."""
+    return [conform(one_array(table[field.name]), field.type) for field in schema]
 
 
 def widened(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
@@ -257,13 +312,12 @@ def _nulls_of(array: pa.Array) -> pa.Buffer | None:
 
 
 def _fixed_size(array: pa.Array, size: int) -> pa.Array:
-    lengths = np.diff(to_numpy(array.offsets)) if len(array) else np.empty(0, np.int32)
-    if array.null_count or (lengths != size).any():
+    if array.null_count or (list_lengths(array) != size).any():
         raise TypeError(
             f"a column is of type {array.type}, and not all its lists have {size} items"
         )
     fixed = pa.list_(array.type.value_type, size)
-    return pa.Array.from_buffers(fixed, len(array), [None], children=[array.flatten()])
+    return pa.Array.from_buffers(fixed, len(array), [None], children=[list_items(array)])
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
@@ -274,10 +328,9 @@ def _without_nulls(array: pa.Array) -> pa.Array:
     if pa.types.is_struct(array.type):
         children = [array.field(i) for i in range(array.type.num_fields)]
     elif pa.types.is_list(array.type):
-        offsets = to_numpy(array.offsets)
-        child = array.flatten()
+        offsets = _list_offsets(array)
         buffers = [None, pa.py_buffer(offsets - offsets[0])]
-        return pa.Array.from_buffers(array.type, len(array), buffers, children=[child])
+        return pa.Array.from_buffers(array.type, len(array), buffers, children=[list_items(array)])
     if children:
         return pa.Array.from_buffers(array.type, len(array), [None], children=children)
     return pa.Array.from_buffers(

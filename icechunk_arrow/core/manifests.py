@@ -7,14 +7,23 @@ Specification: schemas/README.md#manifests-of-a-snapshot
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import describe_arrays, keep_rows, rows_of_arrays
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    list_items,
+    list_lengths,
+    one_array,
+    run_edges,
+    to_numpy,
+)
 from icechunk_arrow.core.inventories import Inventories
 
 if TYPE_CHECKING:
@@ -23,11 +32,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.chunk_set import ChunkSet
+    from icechunk_arrow.core.chunks import Extent
 
 __all__ = [
     "ENTRY_SCHEMA",
     "describe",
     "entries_of_array",
+    "extent_numbers",
     "inventories_by_array",
     "subtract",
 ]
@@ -63,9 +74,14 @@ ENTRY_SCHEMA = pa.schema(
 """Inventory entries of many arrays, as columns."""
 
 
-def describe(table: pa.Table, manifest: str, ndims: Mapping[int, int]) -> pa.Table:
-    """Describe what a manifest holds of each array: its entries, in the order of its rows."""
-    found = describe_arrays(table, ndims)
+def describe(
+    table: pa.Table,
+    manifest: str,
+    ndims: Mapping[int, int],
+    within: Mapping[int, Extent] | None = None,
+) -> pa.Table:
+    """Describe what a manifest holds of each array, as ``describe_arrays`` does: its entries, in order."""
+    found = describe_arrays(table, ndims, within)
     return _entries(
         found.array_ids,
         [manifest] * len(found.array_ids),
@@ -126,22 +142,34 @@ def _names(manifests: Sequence[str]) -> pa.Array:
     return from_values(manifests, pa.string())
 
 
+def extent_numbers(extents: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    """Read a column of extents, of either width: how many pairs each has, and all pairs as an n × 2 array.
+
+    Raises
+    ------
+    ValueError
+        Something is null.
+    """
+    pairs = list_items(extents)
+    numbers = list_items(pairs)
+    if extents.null_count or pairs.null_count or numbers.null_count:
+        raise ValueError("an extent is missing, or a number in one")
+    return list_lengths(extents), to_numpy(numbers).astype(np.uint64).reshape(-1, 2)
+
+
 def inventories_by_array(entries: pa.Table) -> dict[int, Inventories]:
     """Sort entries by array; each array's in the order of their extents."""
     if not entries.num_rows:
         return {}
     ids = to_numpy(entries["array_id"])
-    extents = one_array(entries["extent"])
-    ndims = to_numpy(pc.list_value_length(extents))
-    pairs = to_numpy(extents.flatten().flatten()).reshape(-1, 2)
+    ndims, pairs = extent_numbers(one_array(entries["extent"]))
     offsets = np.cumsum(ndims) - ndims
     names = entries["manifest"].to_pylist()
     numbers = ("row", "flags", "row_count", "stored_bytes")
     columns = {name: to_numpy(entries[name]) for name in numbers}
     found: dict[int, Inventories] = {}
     order = np.argsort(ids, kind="stable")
-    bounds = np.flatnonzero(np.r_[True, ids[order][1:] != ids[order][:-1], True])
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+    for first, last in pairwise(run_edges(ids[order]).tolist()):
         some = order[first:last]
         ndim = int(ndims[some[0]])
         box = pairs[offsets[some][:, None] + np.arange(ndim)]

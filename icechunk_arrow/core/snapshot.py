@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.documents import ArrayColumns
     from icechunk_arrow.core.inventories import Entries
+    from icechunk_arrow.core.node_rows import NodeRows
 
 __all__ = [
     "HISTORY_LENGTH",
@@ -36,6 +37,9 @@ __all__ = [
 
 HISTORY_LENGTH = 16
 """How many ancestors a snapshot remembers."""
+_SINGLY = 16
+"""Who has asked for so many nodes will ask for more, and is given those beside them too."""
+_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,21 +174,24 @@ class Snapshot:
     """A structure file's contents; nodes are decoded when asked for."""
 
     facts: SnapshotFacts
-    table: pa.Table
-    """The rows without their inventories, as the structure module keeps them in memory."""
+    rows: NodeRows
+    """The rows without their inventories."""
     entries: Entries
     extensions: Mapping[int, dict[str, Any]]
     manifest_sizes: Mapping[str, int]
     """Bytes of every live manifest, in the order in which the rows name them first."""
     rows_by_path: Mapping[str, int]
     rows_by_id: Mapping[int, int]
-    decode_node: Callable[[Snapshot, int], Node]
+    decode_nodes: Callable[[Snapshot, range], list[Node]]
     known: Mapping[int, Node] = field(default_factory=dict)
     """By row: nodes of an earlier snapshot that have other inventories now and are the same otherwise."""
     decoded: dict[int, Node] = field(default_factory=dict)
     """By row: nodes that somebody has asked for."""
-    narrow_columns: list[pa.Array] = field(default_factory=list)
-    """The table's columns as a narrow file has them, once somebody has needed them."""
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows without their inventories, as columns of the wide schema."""
+        return self.rows.table
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -198,9 +205,19 @@ class Snapshot:
 
     def _node_at(self, row: int) -> Node:
         node = self.decoded.get(row)
-        if node is None:
-            node = self.decoded[row] = self.decode_node(self, row)
-        return node
+        if node is not None:
+            return node
+        known = self.known.get(row)
+        if known is not None:
+            node = self.decoded[row] = replace(known, inventories=self.entries.of_row(row))
+            return node
+        rows = range(row, row + 1)
+        if len(self.decoded) >= _SINGLY:
+            first = row - row % _BLOCK
+            rows = range(first, min(first + _BLOCK, self.rows.held.num_rows))
+        for at, node in zip(rows, self.decode_nodes(self, rows), strict=True):
+            self.decoded.setdefault(at, node)
+        return self.decoded[row]
 
     def find_node(self, path: str) -> Node | None:
         """Find the node at a path, or None."""
@@ -221,4 +238,4 @@ class Snapshot:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, in the order of their paths."""
-        return (self._node_at(row) for row in range(self.table.num_rows))
+        return (self._node_at(row) for row in range(self.rows.held.num_rows))

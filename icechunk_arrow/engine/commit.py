@@ -145,7 +145,9 @@ def _rewrite(
             replaced.update(unit)
             if len(unit) == 1:  # what loses rows stays as large as its set allows
                 if after[0].num_rows:
-                    writer.write(after[0], live_manifests.ranks(base, unit[0]))
+                    within = live_manifests.extents(base, unit[0])
+                    ndims = {array_id: len(extent) for array_id, extent in within.items()}
+                    writer.write(after[0], ndims, within=within)
                 continue
             for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
                 writer.write(table, ranks_of(table, shapes))

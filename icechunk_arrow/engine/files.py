@@ -5,15 +5,10 @@ Owns which bytes of a file are fetched, and the cache; decides nothing about the
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
-from icechunk_arrow.core.chunks import ChunkRef
-from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy
+from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.engine.manifest_file import ManifestFile, Rows, rows_not_of, wrong_file
 from icechunk_arrow.engine.windows import Windows
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats import attributes, envelope, manifest, structure, transaction
@@ -22,13 +17,15 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
+
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import AttributesRef, Snapshot, SnapshotFacts
     from icechunk_arrow.engine.cache import ByteCache
     from icechunk_arrow.formats.envelope import Sealed
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["Files", "ManifestFile", "Rows"]
+__all__ = ["Files"]
 
 TAIL_BYTES = 1 << 16
 """What is fetched of a file's end at first: all of a small file, the footer of a large one."""
@@ -36,154 +33,6 @@ SLOW_TAIL_BYTES = 1 << 18
 """The same where requests are slow: all of a manifest of 65,536 chunks, for a fifth of a request's wait."""
 SCAN_BYTES = 1 << 22
 """What is held at once of a manifest that is read from end to end."""
-_FEW_NAMES = 1000
-"""Up to so many names of files are kept as Python texts, which are read faster and take more room."""
-
-
-class ManifestFile:
-    """A manifest whose footer is read; ``tail`` are the bytes of its last row groups, if they came along."""
-
-    def __init__(self, sealed: Sealed, tail: bytes) -> None:
-        self.sealed = sealed
-        rows = [sealed.metadata.row_group(i).num_rows for i in range(sealed.row_group_count)]
-        self.group_starts: list[int] = [0, *accumulate(rows)]
-        self._ranges: dict[int, tuple[bytes, bytes] | None] = {}
-        self._set_tail(tail)
-
-    def _set_tail(self, tail: bytes) -> None:
-        """Keep whole row groups only, and not the footer, which is parsed."""
-        tail_start = self.sealed.size_bytes - len(tail)
-        ends = self.sealed.row_group_ends
-        first = int(np.searchsorted(ends, tail_start)) + 1 if tail_start else 0
-        self._tail_start = self._tail_stop = self.sealed.size_bytes
-        if first < len(ends):
-            self._tail_start, self._tail_stop = self.sealed.byte_range(first, len(ends) - 1)
-        self._tail = tail[self._tail_start - tail_start : self._tail_stop - tail_start]
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory; measured, since Arrow does not tell what a footer takes."""
-        return 5_500 * self.sealed.row_group_count + len(self._tail) + 8_000
-
-    def find_bytes(self, start: int, stop: int) -> memoryview | None:
-        """Bytes of row groups, if they came along with the footer."""
-        if start < self._tail_start or stop > self._tail_stop:
-            return None
-        return memoryview(self._tail)[start - self._tail_start : stop - self._tail_start]
-
-    def group_of(self, row: int) -> int:
-        """Row group in which a row stands."""
-        if not 0 <= row < self.group_starts[-1]:
-            raise self.wrong(f"it has {self.group_starts[-1]} rows, and no row {row}")
-        return bisect_right(self.group_starts, row) - 1
-
-    def wrong(self, fact: str) -> CorruptFileError:
-        """Say that this is not what a structure file promised."""
-        return _wrong(self.sealed.key, fact)
-
-    def coord_range(self, group: int) -> tuple[bytes, bytes] | None:
-        """Least and greatest coordinate of a row group, of whatever arrays it holds."""
-        try:
-            return self._ranges[group]
-        except KeyError:
-            column = self.sealed.metadata.row_group(group).column(2)
-            found = column.statistics if column.is_stats_set else None
-            known = None if found is None or not found.has_min_max else (found.min, found.max)
-            self._ranges[group] = known
-            return known
-
-
-class Rows:
-    """One row group, decoded: searched by coordinate, read row by row.
-
-    Every lookup of a chunk ends here, so the columns are kept as what Python reads single values from fastest.
-    """
-
-    def __init__(self, table: pa.Table, key: str) -> None:
-        self.key = key
-        ids = to_numpy(table["array_id"])
-        self._ids = ids.data
-        self._id_range = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
-        offsets, data = offsets_and_data(one_array(table["coord"]))
-        self._offsets = offsets.data
-        self._coords = data.data
-        inline = one_array(table["inline_data"])
-        self._inline = inline if inline.null_count < len(inline) else None
-        if self._inline is None:  # offsets of nothing
-            table = table.drop_columns(["inline_data"])
-        self.table = table
-        """The rows, as manifests are decoded; without ``inline_data`` where no chunk is inline."""
-        self._lengths = to_numpy(table["length"]).data
-        self._starts = to_numpy(table["offset"]).data
-        self._files = one_array(table["chunk_file"])
-        self._codes: memoryview | None = None
-        self._names: list[str] | None = None
-        if pa.types.is_dictionary(self._files.type):
-            self._codes = to_numpy(self._files.indices).data
-            self._files = self._files.dictionary
-            if len(self._files) <= _FEW_NAMES:
-                self._names = self._files.to_pylist()
-        self._optional = [
-            (name, one_array(table[name]))
-            for name in ("etag", "last_modified", "crc32c")
-            if name in table.column_names and table[name].null_count < table.num_rows
-        ]
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory."""
-        names = 0 if self._names is None else self._files.nbytes + 60 * len(self._names)
-        return int(self.table.nbytes) + names + 8_000
-
-    def coord_at(self, row: int) -> bytes:
-        """Encoded coordinate of a row."""
-        return bytes(self._coords[self._offsets[row] : self._offsets[row + 1]])
-
-    def find(self, coord: bytes, start: int, stop: int) -> int | None:
-        """Find the row of a coordinate among sorted rows of one array."""
-        offsets, data = self._offsets, self._coords
-        low, high = start, stop
-        while low < high:
-            middle = (low + high) >> 1
-            if bytes(data[offsets[middle] : offsets[middle + 1]]) < coord:
-                low = middle + 1
-            else:
-                high = middle
-        return low if low < stop and self.coord_at(low) == coord else None
-
-    def wrong(self, fact: str) -> CorruptFileError:
-        """Say that this is not what a structure file promised."""
-        return _wrong(self.key, fact)
-
-    def check_owner(self, array_id: int, start: int, stop: int) -> None:
-        """Check that rows are an array's, as its snapshot says."""
-        if self._id_range == (array_id, array_id):
-            return
-        if (np.frombuffer(self._ids, np.uint32)[start:stop] != array_id).any():
-            raise self.wrong(_not_of(array_id))
-
-    def ref_at(self, row: int, array_id: int) -> ChunkRef:
-        """Read the reference of a row, which must be the array's."""
-        if self._ids[row] != array_id:
-            raise self.wrong(_not_of(array_id))
-        length = self._lengths[row]
-        if self._inline is not None:
-            inline = self._inline[row].as_py()
-            if inline is not None:
-                if len(inline) != length:
-                    raise _wrong(self.key, f"a chunk of {length} bytes has {len(inline)} there")
-                return ChunkRef(inline, None, 0, length)
-        number = row if self._codes is None else self._codes[row]
-        file = self._files[number].as_py() if self._names is None else self._names[number]
-        if not self._optional:
-            return ChunkRef(None, file, self._starts[row], length)
-        extra: dict[str, Any] = {}
-        for name, column in self._optional:
-            if name == "last_modified":
-                extra[name] = int(to_numpy(column)[row]) if column[row].is_valid else None
-            else:
-                extra[name] = column[row].as_py()
-        return ChunkRef(None, file, self._starts[row], length, **extra)
 
 
 class Files:
@@ -283,7 +132,7 @@ class Files:
         def load() -> tuple[Rows, int]:
             opened = self.open_manifest(identifier)
             data = bytes(self._group_bytes(opened, group, group))
-            rows = Rows(manifest.decode_rows(opened.sealed, [group], data), opened.sealed.key)
+            rows = Rows(opened, group, data)
             return rows, rows.size_bytes
 
         rows: Rows = self.cache.get(("g", identifier, group), load)
@@ -339,7 +188,7 @@ class Files:
                 low, high = max(first - base, 0), min(last - base, table.num_rows)
                 part = table.slice(low, high - low)
                 if (to_numpy(part["array_id"]) != array_id).any():
-                    raise opened.wrong(_not_of(array_id))
+                    raise opened.wrong(rows_not_of(array_id))
                 yield part
             group = until + 1
 
@@ -372,10 +221,6 @@ class Files:
         return self.storage.get_range(key, 0, size_bytes - len(tail)) + tail
 
 
-def _not_of(array_id: int) -> str:
-    return f"it has no rows of array {array_id} where its snapshot says so"
-
-
 def _decoded(
     sealed: Sealed, group: int, data: bytes | memoryview, columns: Sequence[str] | None
 ) -> pa.Table:
@@ -385,18 +230,10 @@ def _decoded(
     for name in columns:
         field = manifest.SCHEMA.field(name)
         if name not in table.column_names or table.schema.field(name).type != field.type:
-            raise _wrong(sealed.key, f"it has no right column {name!r}")
+            raise wrong_file(sealed.key, f"it has no right column {name!r}")
         if table[name].null_count and not field.nullable:
-            raise _wrong(sealed.key, f"it has a row without {name!r}")
+            raise wrong_file(sealed.key, f"it has a row without {name!r}")
     return table
-
-
-def _wrong(key: str, fact: str) -> CorruptFileError:
-    return CorruptFileError(
-        f"{key} does not go with the snapshot that refers to it: {fact}. Restore the files from a copy, "
-        f"or open an earlier snapshot.",
-        key=key,
-    )
 
 
 def _missing(key: str, kind: FileKind, identifier: str) -> Exception:

@@ -227,7 +227,7 @@ def _entry_tables(
     row = first
     while row < last:
         rows, at = files.rows_at(entry.manifest, row)
-        stop = min(at + last - row, rows.table.num_rows)
+        stop = min(at + last - row, len(rows))
         rows.check_owner(array_id, at, stop)
         yield rows.table.slice(at, stop - at)
         row += stop - at

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.core.inventories import Inventories, InventoryEntry
-    from icechunk_arrow.engine.files import Files, ManifestFile
+    from icechunk_arrow.engine.files import Files
+    from icechunk_arrow.engine.manifest_file import ManifestFile
 
 __all__ = ["find_ref"]
 
@@ -42,7 +43,7 @@ def _find_dense(
     for index, (start, stop) in zip(coord, entry.extent, strict=True):
         place = place * (stop - start) + index - start
     rows, found = files.rows_at(entry.manifest, entry.row + place)
-    if rows.coord_at(found) != coords.encode_one(coord):
+    if not rows.is_part_of(entry) and rows.coord_at(found) != coords.encode_one(coord):
         raise rows.wrong(f"row {entry.row + place} is not chunk {tuple(coord)} of array {node_id}")
     return rows.ref_at(found, node_id)
 

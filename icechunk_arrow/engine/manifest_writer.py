@@ -10,7 +10,7 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.storage.port import Storage
 
 __all__ = ["NOTHING_WRITTEN", "ManifestWriter", "WrittenManifests"]
@@ -52,10 +53,16 @@ _Result = tuple[pa.Table, int]
 """Entries, and bytes."""
 
 
+class _Given(NamedTuple):
+    table: pa.Table
+    ndims: Mapping[int, int]
+    within: Mapping[int, Extent] | None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Job:
-    table: pa.Table | None
-    ndims: Mapping[int, int]
+    given: _Given | None
+    """None as soon as somebody else has it."""
     future: Future[_Result] | None = None
     """None as long as nobody has begun with it."""
 
@@ -94,15 +101,23 @@ class ManifestWriter:
         if kind is not None:
             self.discard()
 
-    def write(self, table: pa.Table, ndims: Mapping[int, int]) -> str:
+    def write(
+        self,
+        table: pa.Table,
+        ndims: Mapping[int, int],
+        *,
+        within: Mapping[int, Extent] | None = None,
+    ) -> str:
         """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.
+
+        ``within`` are extents that the rows of some arrays do not leave, where they are known.
 
         Raises what went wrong with one that was given before, where that is known already.
         """
         if self._failure is not None:
             raise self._failure
         name = self._new_id()
-        self._jobs[name] = _Job(table=table, ndims=ndims)
+        self._jobs[name] = _Job(given=_Given(table, ndims, within))
         if self._pool is not None:
             self._submit(self._pool, name)
         elif len(self._jobs) > 1:
@@ -114,18 +129,16 @@ class ManifestWriter:
     def _submit(self, pool: ThreadPoolExecutor, name: str) -> None:
         self._room.acquire()
         job = self._jobs[name]
-        held, job.table = [job.table], None
-        job.future = pool.submit(self._in_thread, held, name, job.ndims)
+        held, job.given = [job.given], None
+        job.future = pool.submit(self._in_thread, held, name)
 
-    def _in_thread(
-        self, held: list[pa.Table | None], name: str, ndims: Mapping[int, int]
-    ) -> _Result:
+    def _in_thread(self, held: list[_Given | None], name: str) -> _Result:
         """Encode and put; the table is let go as soon as it has become bytes."""
         try:
             try:
                 if self._stopped:
                     return empty_table(ENTRY_SCHEMA), 0
-                data, entries = _encode(held[0], name, ndims)
+                data, entries = _encode(held[0], name)
             finally:
                 held.clear()
                 self._room.release()
@@ -144,7 +157,7 @@ class ManifestWriter:
         if job.future is None:
             job.future = Future()
             try:
-                data, entries = _encode(job.table, name, job.ndims)
+                data, entries = _encode(job.given, name)
                 if self._hold_one:
                     self._held[name] = data
                     job.future.set_result((entries, len(data)))
@@ -153,14 +166,14 @@ class ManifestWriter:
             except BaseException as error:
                 job.future.set_exception(error)
                 raise
-            job.table = None
+            job.given = None
         return job.future.result()
 
     def recall(self, name: str) -> pa.Table:
         """Give the rows of a manifest back, read from where it was written."""
-        waiting = self._jobs[name].table
+        waiting = self._jobs[name].given
         if waiting is not None:
-            return waiting
+            return waiting.table
         self._result(name)
         return manifest.decode(self._storage.get(key_of(FileKind.MANIFEST, name)), name)
 
@@ -215,6 +228,7 @@ class ManifestWriter:
             )
 
 
-def _encode(table: pa.Table | None, name: str, ndims: Mapping[int, int]) -> tuple[bytes, pa.Table]:
-    assert table is not None
-    return manifest.encode(table, name), describe(table, name, ndims)
+def _encode(given: _Given | None, name: str) -> tuple[bytes, pa.Table]:
+    assert given is not None
+    table, ndims, within = given
+    return manifest.encode(table, name), describe(table, name, ndims, within)

@@ -40,6 +40,8 @@ __all__ = ["create_context", "open_context", "repository_exists", "save_config"]
 
 Place = str | os.PathLike[str]
 
+_DEFAULTS = RepositoryConfig()
+
 
 def _config_of(storage: Storage) -> RepositoryConfig | None:
     try:
@@ -175,14 +177,14 @@ def open_context(
         found = _by_branches(storage, config)
         if found is not None:
             chosen, settled = found
-            if settings is None and settled.storage != RepositoryConfig().storage:
+            if settings is None and settled.storage != _DEFAULTS.storage:
                 # the repository's own storage settings become known only now
                 storage = open_storage(url, storage_options, settings=settled.storage)
                 chosen = chosen.through(storage)
             return _context(storage, chosen, settled, allowed)
         storage, chosen = _by_state_file(storage, storage_options, settings, allowed)
     settled = _settled(_config_of(storage), config)
-    if settings is None and settled.storage != RepositoryConfig().storage:
+    if settings is None and settled.storage != _DEFAULTS.storage:
         return open_context(url, storage_options, settled, allowed, state_url=state_url)
     return _context(storage, chosen, settled, allowed)
 
@@ -198,7 +200,7 @@ def _by_branches(
 
 def _settled(saved: RepositoryConfig | None, override: RepositoryConfig | None) -> RepositoryConfig:
     """Lay what somebody gave over what is saved."""
-    settings = saved or RepositoryConfig()
+    settings = saved or _DEFAULTS
     return settings if override is None else settings.overridden_by(override)
 
 
@@ -219,7 +221,7 @@ def _by_state_file(
         return storage, chosen
     inside = (root.rstrip("/") + "/").startswith(storage.url.rstrip("/") + "/")
     outside = not inside or ".." in root.split("/")
-    if outside and not VirtualAccess(allowed, RepositoryConfig().storage).allows_root(root):
+    if outside and not VirtualAccess(allowed, _DEFAULTS.storage).allows_root(root):
         raise NotAuthorizedError(
             f"the state file at {storage.url} says that its data is at {root!r}, outside the place that "
             f"was opened. If you trust it, open it with authorize_virtual_chunk_access=[{root!r}], or "

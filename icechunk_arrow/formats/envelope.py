@@ -16,6 +16,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from functools import cache
+from operator import ge
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -36,8 +37,10 @@ __all__ = [
     "FEW_ROWS",
     "IMPLEMENTATION",
     "SPEC_VERSION",
+    "KeptColumn",
     "Sealed",
     "header_metadata",
+    "keep_column",
     "open_seal",
     "open_whole",
     "read_row_groups",
@@ -254,6 +257,13 @@ def seal_needs(tail: bytes, size_bytes: int, key: str) -> int:
 
 def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> Sealed:
     """Check the end of a file and read its footer; ``tail`` is at least what :func:`seal_needs` says."""
+    return _open(tail, size_bytes, kind, identifier)[0]
+
+
+def _open(
+    tail: bytes, size_bytes: int, kind: FileKind, identifier: str
+) -> tuple[Sealed, pq.ParquetFile]:
+    """Open a file by its end, with a reader that can read the rows too if that is all of the file."""
     key = key_of(kind, identifier)
     needs = seal_needs(tail, size_bytes, key)
     assert len(tail) >= needs
@@ -269,10 +279,12 @@ def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> 
     hashed.update(footer)
     if hashed.digest() != digest or length != footer_length:
         raise _damaged(key, "its footer does not match its digest")
+    at_hand = tail if len(tail) == size_bytes else _PARQUET_MAGIC + footer
     try:
-        metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+        parquet = _reader(pa.BufferReader(at_hand))
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(key, f"its footer is none: {error}") from error
+    metadata = parquet.metadata
     facts = {
         k.decode(errors="replace"): v.decode(errors="replace")
         for k, v in (metadata.metadata or {}).items()
@@ -280,13 +292,13 @@ def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> 
     _check_header(facts, kind, key)
     if name != identifier.encode("ascii"):
         raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
-    table = np.frombuffer(entries, _ENTRY)
     if metadata.num_row_groups != count:
         raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
-    ends = np.r_[len(_PARQUET_MAGIC), table["end"].astype(np.int64)]
-    if (np.diff(ends) <= 0).any() or ends[-1] > size_bytes - needs:
+    table = np.frombuffer(entries, _ENTRY)
+    ends = [len(_PARQUET_MAGIC), *table["end"].tolist()]
+    if any(map(ge, ends, ends[1:])) or ends[-1] > size_bytes - needs:
         raise _damaged(key, "its row groups do not stand one after the other")
-    return Sealed(
+    sealed = Sealed(
         key=key,
         metadata=metadata,
         facts=facts,
@@ -294,6 +306,11 @@ def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> 
         row_group_crcs=table["crc32c"],
         size_bytes=size_bytes,
     )
+    return sealed, parquet
+
+
+def _reader(source: pa.BufferReader, **options: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, **options)
 
 
 def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
@@ -337,22 +354,60 @@ def read_row_groups(
     view = memoryview(data)
     if len(view) != stop - start:
         raise _damaged(sealed.key, f"it ends within row group {groups[-1]}")
+    _check_bytes(sealed, groups, view, start)
+    coded = [name for name in dictionaries if _can_stay_coded(sealed, groups, name)]
+    parquet = _reader(_in_place(view, start), metadata=sealed.metadata, read_dictionary=coded)
+    return _decoded(sealed, groups, parquet, columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptColumn:
+    """One column of a row group, not decoded yet: its own bytes and nothing else of the file's."""
+
+    sealed: Sealed
+    group: int
+    name: str
+    start: int
+    data: bytes
+
+    def decode(self) -> pa.Table:
+        """Decode the column."""
+        parquet = _reader(_in_place(self.data, self.start), metadata=self.sealed.metadata)
+        return _decoded(self.sealed, [self.group], parquet, [self.name])
+
+
+def keep_column(sealed: Sealed, group: int, data: bytes | memoryview, name: str) -> KeptColumn:
+    """Put off decoding a column of a row group whose bytes :func:`read_row_groups` has checked."""
+    first, last = sealed.byte_range(group, group)
+    column = sealed.metadata.row_group(group).column(sealed.metadata.schema.names.index(name))
+    start = column.data_page_offset
+    if column.has_dictionary_page:
+        start = min(start, column.dictionary_page_offset)
+    stop = start + column.total_compressed_size
+    if not first <= start <= stop <= last:
+        raise _damaged(sealed.key, f"column {name!r} does not stand within row group {group}")
+    part = bytes(memoryview(data)[start - first : stop - first])
+    return KeptColumn(sealed=sealed, group=group, name=name, start=start, data=part)
+
+
+def _check_bytes(sealed: Sealed, groups: Sequence[int], view: memoryview, start: int) -> None:
+    """Check row groups' bytes, which begin at ``start`` of the file."""
     for group in groups:
         first, last = sealed.byte_range(group, group)
         if _crc32c(view[first - start : last - start]) != int(sealed.row_group_crcs[group]):
             raise _damaged(
                 sealed.key, f"the bytes of row group {group} do not match their checksum"
             )
+
+
+def _decoded(
+    sealed: Sealed,
+    groups: Sequence[int],
+    parquet: pq.ParquetFile,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
     rows = sum(_row_count(sealed, group) for group in groups)
-    coded = [name for name in dictionaries if _can_stay_coded(sealed, groups, name)]
     try:
-        parquet = pq.ParquetFile(
-            _in_place(view, start),
-            metadata=sealed.metadata,
-            page_checksum_verification=True,
-            pre_buffer=False,
-            read_dictionary=coded,
-        )
         table = parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(sealed.key, f"its rows cannot be read: {error}") from error
@@ -382,10 +437,14 @@ def _row_count(sealed: Sealed, group: int) -> int:
 
 def open_whole(data: bytes, kind: FileKind, identifier: str) -> Sealed:
     """Check the end of a file of which all bytes are at hand."""
-    sealed = open_seal(data, len(data), kind, identifier)
+    return _open_whole(data, kind, identifier)[0]
+
+
+def _open_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pq.ParquetFile]:
+    sealed, parquet = _open(data, len(data), kind, identifier)
     if data[:4] != _PARQUET_MAGIC:
         raise _damaged(sealed.key, "it does not begin like a Parquet file")
-    return sealed
+    return sealed, parquet
 
 
 def read_rows(
@@ -406,5 +465,7 @@ def read_rows(
 
 def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:
     """Check and decode a file of which all bytes are at hand."""
-    sealed = open_whole(data, kind, identifier)
-    return sealed, read_rows(sealed, data)
+    sealed, parquet = _open_whole(data, kind, identifier)
+    groups = range(sealed.row_group_count)
+    _check_bytes(sealed, groups, memoryview(data), 0)
+    return sealed, _decoded(sealed, groups, parquet)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["JSON_SCHEMA", "PackedNumbers", "decode", "decode_numbers", "encode"]
+__all__ = ["JSON_SCHEMA", "PackedNumbers", "decode", "decode_numbers", "encode", "parse"]
 
 _MOST_NUMBERS = 1 << 26
 """So many manifests or inventory entries are believed: half a gigabyte."""
@@ -207,10 +207,17 @@ def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(data, "<u8").astype(np.uint64)
 
 
-def decode(text: str, key: str) -> SnapshotFacts:
-    """Decode the facts in the footer of the file ``key``."""
+def parse(text: str, key: str) -> Any:
+    """Parse what stands in the footer of the file ``key``; what it says is checked by those below."""
     try:
-        found = decode_json(text.encode())
+        return decode_json(text.encode())
+    except ValueError as error:
+        raise _unsound(key, error) from error
+
+
+def decode(found: Any, key: str) -> SnapshotFacts:
+    """Decode the facts of the file ``key``."""
+    try:
         history = found["short_term_history"]
         own = found["metadata"]
         return SnapshotFacts(
@@ -249,7 +256,7 @@ class PackedNumbers:
 
 
 def decode_numbers(
-    text: str, key: str, *, manifest_count: int | None = None, entry_count: int | None = None
+    found: Any, key: str, *, manifest_count: int | None = None, entry_count: int | None = None
 ) -> PackedNumbers:
     """Decode the packed arrays.
 
@@ -257,7 +264,7 @@ def decode_numbers(
     not read the rows gives no counts, and believes up to 2**26.
     """
     try:
-        listed = decode_json(text.encode())["manifest_files"]
+        listed = found["manifest_files"]
         manifests, entries = _natural(listed["count"]), _natural(listed["entries"])
         for said, known in ((manifests, manifest_count), (entries, entry_count)):
             if said != known and (known is not None or said > _MOST_NUMBERS):

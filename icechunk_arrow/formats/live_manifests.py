@@ -5,12 +5,12 @@ Owns the questions that go from a manifest to its arrays; the way from an array 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import (
     binary_from_numpy,
@@ -18,12 +18,15 @@ from icechunk_arrow.core.columns import (
     from_numpy,
     from_values,
     indices,
+    list_items,
+    list_lengths,
     offsets_of,
     one_array,
     to_numpy,
     validity,
 )
 from icechunk_arrow.core.inventories import Entries
+from icechunk_arrow.core.manifests import extent_numbers
 from icechunk_arrow.formats.layout import file_id, file_name
 
 if TYPE_CHECKING:
@@ -31,15 +34,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.snapshot import Snapshot
 
 __all__ = [
     "check_extents",
     "entries_column",
     "extent_lists",
+    "extents",
     "manifest_row_counts",
     "manifest_table",
-    "ranks",
     "read_entries",
     "tenants",
     "with_entries",
@@ -49,20 +53,29 @@ _SUFFIX = np.frombuffer(file_name("").encode(), np.uint8)
 
 
 def read_entries(lists: pa.Array) -> Entries:
-    """Read the column ``inventories`` of a structure file in its wide form; its numbers stand elsewhere."""
-    held = lists.flatten()
-    extents, flags = held.field("extent"), held.field("flags")
-    coded = held.field("inventory_file").dictionary_encode()
+    """Read the column ``inventories`` of a structure file, of either width; its numbers stand elsewhere.
+
+    Raises
+    ------
+    ValueError
+        Something is null, or not as long as it says.
+    """
+    held = list_items(lists)
+    names, rows, extents, flags = held.flatten()
+    if held.null_count or names.null_count or rows.null_count:
+        raise ValueError("an inventory entry lacks its file or row")
+    ranks, pairs = extent_numbers(extents)
+    coded = names.dictionary_encode()
     return Entries(
         manifests=tuple(map(file_id, coded.dictionary.to_pylist())),
         codes=to_numpy(coded.indices).astype(np.int64),
-        owners=to_numpy(pc.list_parent_indices(lists)).astype(np.int64),
-        rows=to_numpy(held.field("row")),
+        owners=np.repeat(np.arange(len(lists)), list_lengths(lists)),
+        rows=to_numpy(rows).astype(np.uint64),
         row_counts=np.zeros(len(held), np.uint64),
         stored_bytes=np.zeros(len(held), np.uint64),
         flags=np.where(validity(flags), to_numpy(flags), np.uint16(0)),
-        ranks=to_numpy(pc.list_value_length(extents)).astype(np.int64),
-        pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),
+        ranks=ranks,
+        pairs=pairs,
     )
 
 
@@ -127,11 +140,14 @@ def _file_names(entries: Entries) -> pa.Array:
 
 
 def with_entries(
-    base: Entries, ids: pa.ChunkedArray, replaced: Collection[str], added: pa.Table | None
+    base: Entries,
+    node_ids: npt.NDArray[np.uint32],
+    replaced: Collection[str],
+    added: pa.Table | None,
 ) -> tuple[Entries, set[int]]:
     """Take the entries of some manifests out of a snapshot's, and put others in; tell which nodes' rows change.
 
-    ``ids`` are the nodes' ids by row, ``added`` has the columns of ``core.manifests.ENTRY_SCHEMA``. An array's
+    ``node_ids`` are by row, ``added`` has the columns of ``core.manifests.ENTRY_SCHEMA``. An array's
     entries stay in the order of their extents.
     """
     kept = base.without(replaced)
@@ -139,8 +155,7 @@ def with_entries(
     if added is None or not added.num_rows:
         return kept, touched
     coded = one_array(added["manifest"]).dictionary_encode()
-    extents = one_array(added["extent"])
-    node_ids = to_numpy(ids)
+    ranks, pairs = extent_numbers(one_array(added["extent"]))
     by_id = np.argsort(node_ids)
     owners = by_id[np.searchsorted(node_ids, to_numpy(added["array_id"]), sorter=by_id)]
     come = Entries(
@@ -151,8 +166,8 @@ def with_entries(
         row_counts=to_numpy(added["row_count"]),
         stored_bytes=to_numpy(added["stored_bytes"]),
         flags=to_numpy(added["flags"]),
-        ranks=np.diff(to_numpy(extents.offsets)).astype(np.int64),
-        pairs=to_numpy(extents.flatten().flatten()).reshape(-1, 2),
+        ranks=ranks,
+        pairs=pairs,
     )
     return kept.united(come), touched | set(owners.tolist())
 
@@ -164,19 +179,24 @@ def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int,
         return found
     entries = snapshot.entries
     chosen = np.flatnonzero(entries.of_manifests(found))
-    owners = to_numpy(snapshot.table["id"])[entries.owners[chosen]]
+    owners = snapshot.rows.ids[entries.owners[chosen]]
     names, counts = entries.codes[chosen], entries.row_counts[chosen]
     for code, owner, count in zip(names.tolist(), owners.tolist(), counts.tolist(), strict=True):
         found[entries.manifests[code]][owner] = count
     return found
 
 
-def ranks(snapshot: Snapshot, manifest: str) -> dict[int, int]:
-    """Tell how many dimensions the arrays have that have rows in a manifest."""
+def extents(snapshot: Snapshot, manifest: str) -> dict[int, Extent]:
+    """Give the extents of a manifest's rows, by array."""
     entries = snapshot.entries
     chosen = np.flatnonzero(entries.of_manifests([manifest]))
-    owners = to_numpy(snapshot.table["id"])[entries.owners[chosen]]
-    return dict(zip(owners.tolist(), entries.ranks[chosen].tolist(), strict=True))
+    owners = snapshot.rows.ids[entries.owners[chosen]]
+    some = entries.taken(chosen)
+    pairs = map(tuple, some.pairs.tolist())
+    return {
+        owner: tuple(islice(pairs, rank))
+        for owner, rank in zip(owners.tolist(), some.ranks.tolist(), strict=True)
+    }
 
 
 def manifest_row_counts(snapshot: Snapshot) -> dict[str, int]:

@@ -49,7 +49,9 @@ __all__ = [
     "SCHEMA",
     "WIDE_SCHEMA",
     "decode",
+    "decode_coords",
     "decode_rows",
+    "decode_values",
     "encode",
     "schema_of",
 ]
@@ -179,10 +181,12 @@ def encode(table: pa.Table, identifier: str) -> bytes:
 
 def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
     """Bring the columns of either width into the in-memory form."""
-    columns = {}
-    for field in CHUNK_SCHEMA:
-        if field.name in table.column_names:
-            columns[field.name] = _cast(table[field.name], field, key)
+    found = dict(zip(table.column_names, table.columns, strict=True))
+    columns = {
+        field.name: _cast(found[field.name], field, key)
+        for field in CHUNK_SCHEMA
+        if field.name in found
+    }
     if columns.keys() >= set(_PLACES):
         _check_places(columns, key)
     return columns
@@ -250,6 +254,23 @@ def decode(data: bytes, identifier: str, *, coded: bool = False) -> pa.Table:
 def _table(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     fields = [CHUNK_SCHEMA.field(name).with_type(column.type) for name, column in columns.items()]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def decode_values(sealed: Sealed, group: int, data: bytes) -> tuple[pa.Table, envelope.KeptColumn]:
+    """Decode a row group but for its coordinates, as :func:`decode_rows` does; they take half the time.
+
+    :func:`decode_coords` decodes them where they are needed.
+    """
+    names = [name for name in _check_columns(sealed) if name != "coord"]
+    table = envelope.read_row_groups(
+        sealed, [group], data, columns=names, dictionaries=["chunk_file"]
+    )
+    return _table(_canonical(table, sealed.key)), envelope.keep_column(sealed, group, data, "coord")
+
+
+def decode_coords(kept: envelope.KeptColumn) -> pa.Array:
+    """Decode the coordinates of a row group."""
+    return one_array(_canonical(kept.decode(), kept.sealed.key)["coord"])
 
 
 def decode_rows(sealed: Sealed, groups: Sequence[int], data: bytes) -> pa.Table:

@@ -3,14 +3,15 @@
 Specification: schemas/README.md#structure-file
 
 Owns the schema in both widths, the writer's settings, and the snapshot's facts in the footer. Rows are in the
-order of their paths. In memory the rows are always of the wide schema, and the inventories beside them; whatever
-a commit does not touch goes from file to file as columns.
+order of their paths. In memory the inventories stand beside the rows, which keep the width of their file until
+somebody asks for another; whatever a commit does not touch goes from file to file as columns.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
-    conform,
+    conformed,
     from_values,
     indices,
+    list_lengths,
     one_array,
     to_numpy,
     validity,
@@ -28,6 +30,7 @@ from icechunk_arrow.core.columns import (
 from icechunk_arrow.core.documents import ArrayColumns
 from icechunk_arrow.core.inventories import NO_ENTRIES, Entries
 from icechunk_arrow.core.json_values import decode_json
+from icechunk_arrow.core.node_rows import NodeRows
 from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
@@ -52,7 +55,7 @@ __all__ = [
     "WIDE_SCHEMA",
     "decode",
     "decode_facts",
-    "decode_numbers",
+    "decode_footer",
     "empty_snapshot",
     "encode",
     "with_changes",
@@ -142,7 +145,7 @@ SCHEMA = _make_schema(pa.uint16(), pa.uint16())
 WIDE_SCHEMA = _make_schema(pa.uint64(), pa.uint32())
 _INVENTORIES = SCHEMA.get_field_index("inventories")
 _NARROW_NODES = SCHEMA.remove(_INVENTORIES)
-_MEMORY_SCHEMA = WIDE_SCHEMA.remove(_INVENTORIES)
+_WIDE_NODES = WIDE_SCHEMA.remove(_INVENTORIES)
 
 
 def _array_metadata(columns: ArrayColumns) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _array_metadata(columns: ArrayColumns) -> dict[str, Any]:
 
 
 def _rows_of(nodes: Sequence[Node]) -> pa.Table:
-    """Put nodes into rows of the memory schema."""
+    """Put nodes into rows of the wide schema."""
     arrays = {
         "id": from_values([n.id for n in nodes], pa.uint32()),
         "type": from_values([n.type for n in nodes], pa.string()),
@@ -177,10 +180,10 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
                 else {"attrs_file": file_name(ref.identifier), "row": ref.row, "flags": None}
                 for ref in (n.attributes_ref for n in nodes)
             ],
-            _MEMORY_SCHEMA.field("attrs_reference").type,
+            _WIDE_NODES.field("attrs_reference").type,
         ),
     }  # fmt: skip
-    return pa.Table.from_arrays([arrays[f.name] for f in _MEMORY_SCHEMA], schema=_MEMORY_SCHEMA)
+    return pa.Table.from_arrays([arrays[f.name] for f in _WIDE_NODES], schema=_WIDE_NODES)
 
 
 def _metadata_column(nodes: Sequence[Node]) -> pa.Array:
@@ -188,7 +191,7 @@ def _metadata_column(nodes: Sequence[Node]) -> pa.Array:
     kinds: dict[ArrayColumns | None, int] = {}
     rows = [kinds.setdefault(node.columns, len(kinds)) for node in nodes]
     values = [None if each is None else _array_metadata(each) for each in kinds]
-    column = from_values(values, _MEMORY_SCHEMA.field("array_metadata").type)
+    column = from_values(values, _WIDE_NODES.field("array_metadata").type)
     return column if len(kinds) == len(nodes) else column.take(indices(np.array(rows, np.int64)))
 
 
@@ -208,11 +211,12 @@ def with_changes(
     manifest that the new snapshot refers to.
     """
     nodes_change = base is None or bool(changed) or bool(removed)
-    table = _rows_of(()) if base is None else base.table
+    rows = NodeRows.of(_rows_of(())) if base is None else base.rows
     entries = NO_ENTRIES if base is None else base.entries
     if nodes_change:
-        table, entries = _with_nodes(table, entries, removed, changed)
-    entries, touched = with_entries(entries, table["id"], replaced, added)
+        table, entries = _with_nodes(rows.table, entries, removed, changed)
+        rows = NodeRows.of(table)
+    entries, touched = with_entries(entries, rows.ids, replaced, added)
     sizes = {name: manifest_sizes[name] for name in entries.manifests}
     if base is not None and not nodes_change:
         return replace(
@@ -228,9 +232,9 @@ def with_changes(
         extensions.pop(node.id, None)
         if node.extension is not None:
             extensions[node.id] = node.extension
-    live = set(to_numpy(table["id"]).tolist())
+    live = set(rows.ids.tolist())
     extensions = {node_id: patch for node_id, patch in extensions.items() if node_id in live}
-    return _snapshot(table, entries, facts, extensions, sizes)
+    return _snapshot(rows, entries, facts, extensions, sizes)
 
 
 def _with_nodes(
@@ -255,7 +259,7 @@ def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
 
 
 def _snapshot(
-    table: pa.Table,
+    rows: NodeRows,
     entries: Entries,
     facts: SnapshotFacts,
     extensions: Mapping[int, dict[str, Any]],
@@ -263,18 +267,18 @@ def _snapshot(
 ) -> Snapshot:
     return Snapshot(
         facts=facts,
-        table=table,
+        rows=rows,
         entries=entries,
         extensions=extensions,
         manifest_sizes=manifest_sizes,
-        rows_by_path={path: row for row, path in enumerate(table["path"].to_pylist())},
-        rows_by_id={i: row for row, i in enumerate(to_numpy(table["id"]).tolist())},
-        decode_node=_decode_node,
+        rows_by_path={path: row for row, path in enumerate(rows.held["path"].to_pylist())},
+        rows_by_id={i: row for row, i in enumerate(rows.ids.tolist())},
+        decode_nodes=_decode_nodes,
     )
 
 
 def _facts_json(snapshot: Snapshot) -> str:
-    references = one_array(snapshot.table["attrs_reference"])
+    references = one_array(snapshot.rows.held["attrs_reference"])
     files: list[str] = []
     if references.null_count < len(references):
         files = references.drop_null().field("attrs_file").unique().to_pylist()
@@ -308,40 +312,32 @@ def encode(snapshot: Snapshot) -> bytes:
 
 def _file_table(snapshot: Snapshot) -> tuple[pa.Table, str]:
     """Make the table that is written, and tell its width."""
-    arrays = validity(snapshot.table["array_metadata"])
-    nodes = _narrow_columns(snapshot)
+    arrays = validity(snapshot.rows.held["array_metadata"])
+    nodes = snapshot.rows.in_width(_NARROW_NODES)
     lists = entries_column(snapshot.entries, arrays, SCHEMA.field(_INVENTORIES).type)
-    if nodes and lists is not None:
+    if nodes is not None and lists is not None:
         return pa.Table.from_arrays([*nodes, lists], schema=SCHEMA), "narrow"
     lists = entries_column(snapshot.entries, arrays, WIDE_SCHEMA.field(_INVENTORIES).type)
     return pa.Table.from_arrays([*snapshot.table.columns, lists], schema=WIDE_SCHEMA), "wide"
 
 
-def _narrow_columns(snapshot: Snapshot) -> list[pa.Array]:
-    """Bring the nodes into the narrow form; nothing where it has no room for them."""
-    if not snapshot.narrow_columns:
-        try:
-            snapshot.narrow_columns.extend(_conform(snapshot.table, _NARROW_NODES))
-        except pa.ArrowInvalid:
-            return []
-    return snapshot.narrow_columns
-
-
-def _conform(table: pa.Table, schema: pa.Schema) -> list[pa.Array]:
-    return [conform(one_array(table[field.name]), field.type) for field in schema]
-
-
 def decode_facts(sealed: Sealed) -> SnapshotFacts:
     """Read the snapshot's facts from a structure file's footer alone."""
-    facts = facts_format.decode(sealed.fact(_FACTS), sealed.key)
+    return _facts_and_document(sealed)[0]
+
+
+def decode_footer(sealed: Sealed) -> tuple[SnapshotFacts, PackedNumbers]:
+    """Read the facts and the packed numbers from a structure file's footer alone."""
+    facts, document = _facts_and_document(sealed)
+    return facts, facts_format.decode_numbers(document, sealed.key)
+
+
+def _facts_and_document(sealed: Sealed) -> tuple[SnapshotFacts, Any]:
+    document = facts_format.parse(sealed.fact(_FACTS), sealed.key)
+    facts = facts_format.decode(document, sealed.key)
     if sealed.key != key_of(KIND, facts.id):
         raise _unsound(sealed.key, f"it holds the facts of snapshot {facts.id}")
-    return facts
-
-
-def decode_numbers(sealed: Sealed) -> PackedNumbers:
-    """Read the packed numbers from a structure file's footer alone."""
-    return facts_format.decode_numbers(sealed.fact(_FACTS), sealed.key)
+    return facts, document
 
 
 def _unsound(key: str, fact: object) -> CorruptFileError:
@@ -351,21 +347,21 @@ def _unsound(key: str, fact: object) -> CorruptFileError:
 def decode(data: bytes, identifier: str) -> Snapshot:
     """Decode a whole structure file."""
     sealed, table = envelope.read_whole(data, KIND, identifier)
-    facts = decode_facts(sealed)
+    facts, document = _facts_and_document(sealed)
     try:
-        columns = _conform(table, WIDE_SCHEMA)
-        entries = read_entries(columns[_INVENTORIES])
+        table = _in_one_width(table)
+        entries = read_entries(one_array(table["inventories"]))
         extensions = _decode_extensions(sealed)
     except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
     numbers = facts_format.decode_numbers(
-        sealed.fact(_FACTS),
+        document,
         sealed.key,
         manifest_count=len(entries.manifests),
         entry_count=len(entries),
     )
     snapshot = _snapshot(
-        pa.Table.from_arrays(columns[:_INVENTORIES], schema=_MEMORY_SCHEMA),
+        NodeRows(table.remove_column(_INVENTORIES), _WIDE_NODES),
         replace(entries, row_counts=numbers.row_counts, stored_bytes=numbers.stored_bytes),
         facts,
         extensions,
@@ -373,6 +369,14 @@ def decode(data: bytes, identifier: str) -> Snapshot:
     )
     _check_rows(snapshot, sealed.key)
     return snapshot
+
+
+def _in_one_width(table: pa.Table) -> pa.Table:
+    """Give the documented columns in one of the documented widths: as they are, if they are."""
+    table = table.select(SCHEMA.names)
+    if any(table.schema.equals(schema) for schema in (SCHEMA, WIDE_SCHEMA)):
+        return table
+    return pa.Table.from_arrays(conformed(table, WIDE_SCHEMA), schema=WIDE_SCHEMA)
 
 
 def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
@@ -386,12 +390,11 @@ def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
 
 def _check_rows(snapshot: Snapshot, key: str) -> None:
     """Check what every reader relies on: order, unique names, and extents of the arrays' rank."""
-    table = snapshot.table
-    paths = one_array(table["path"])
-    rows = table.num_rows
-    if rows > 1 and not to_numpy(pc.less(paths.slice(0, rows - 1), paths.slice(1))).all():
+    table = snapshot.rows.held
+    paths = snapshot.paths
+    if len(paths) != table.num_rows or not all(map(lt, paths, paths[1:])):
         raise _unsound(key, "its paths are not in order, or one comes twice")
-    if len(snapshot.rows_by_id) != rows:
+    if len(snapshot.rows_by_id) != table.num_rows:
         raise _unsound(key, "a node id comes twice")
     metadata = one_array(table["array_metadata"])
     arrays = validity(metadata)
@@ -400,7 +403,7 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
     for name in ("chunk_grid", "chunk_key_encoding"):
         if (arrays & ~validity(metadata.field(name))).any():
             raise _unsound(key, f"an array has no {name}")
-    ranks = to_numpy(pc.list_value_length(metadata.field("shape")))
+    ranks = list_lengths(metadata.field("shape"))
     owners = snapshot.entries.owners
     if (~arrays[owners] | (ranks[owners] != snapshot.entries.ranks)).any():
         raise _unsound(key, "an inventory's extent has another rank than its array")
@@ -410,31 +413,40 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         raise _unsound(key, error) from error
 
 
-def _decode_node(snapshot: Snapshot, row: int) -> Node:
+_NODE_COLUMNS = ("id", "path", "array_metadata", "inline_attrs", "attrs_reference")
+
+
+def _decode_nodes(snapshot: Snapshot, rows: range) -> list[Node]:
+    """Make the nodes of neighbouring rows: of many at once each takes a tenth of the time."""
+    some = snapshot.rows.held.slice(rows.start, len(rows))
+    columns = [some[name].to_pylist() for name in _NODE_COLUMNS]
     try:
-        return _node_of(snapshot, row)
+        return [
+            _node_of(snapshot, row, *values) for row, *values in zip(rows, *columns, strict=True)
+        ]
     except ValueError as error:
         raise _unsound(key_of(KIND, snapshot.id), error) from error
 
 
-def _node_of(snapshot: Snapshot, row: int) -> Node:
-    inventories = snapshot.entries.of_row(row)
-    if row in snapshot.known:
-        return replace(snapshot.known[row], inventories=inventories)
-    line = snapshot.table.slice(row, 1)
-    node_id = line["id"][0].as_py()
-    found = line["array_metadata"][0].as_py()
-    reference = line["attrs_reference"][0].as_py()
+def _node_of(
+    snapshot: Snapshot,
+    row: int,
+    node_id: int,
+    path: str,
+    metadata: Mapping[str, Any] | None,
+    attributes: bytes | None,
+    reference: Mapping[str, Any] | None,
+) -> Node:
     return Node(
         id=node_id,
-        path=line["path"][0].as_py(),
-        columns=None if found is None else _array_columns(found),
-        attributes=line["inline_attrs"][0].as_py(),
+        path=path,
+        columns=None if metadata is None else _array_columns(metadata),
+        attributes=attributes,
         attributes_ref=None
         if reference is None
         else AttributesRef(identifier=file_id(reference["attrs_file"]), row=reference["row"]),
         extension=snapshot.extensions.get(node_id),
-        inventories=inventories,
+        inventories=snapshot.entries.of_row(row),
     )
 
 

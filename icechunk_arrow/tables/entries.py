@@ -69,7 +69,7 @@ def grid_run_table(snapshot: Snapshot) -> pa.Table:
     names = metadata.field("chunk_grid").field("name")
     regular = from_values([_REGULAR], pa.string())[0]
     unequal = validity(metadata) & to_numpy(pc.not_equal(names, regular))
-    ids = to_numpy(snapshot.table["id"])[unequal].tolist()
+    ids = snapshot.rows.ids[unequal].tolist()
     runs = []
     for node_id in ids:
         node = snapshot.find_node_by_id(node_id)

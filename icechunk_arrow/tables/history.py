@@ -92,10 +92,10 @@ def _read(storage: Storage, snapshot_id: str) -> _Past:
             break
         length = needs
     sealed = envelope.open_seal(tail, size_bytes, FileKind.STRUCTURE, snapshot_id)
-    numbers = structure.decode_numbers(sealed)
+    facts, numbers = structure.decode_footer(sealed)
     stored_bytes = sum(numbers.stored_bytes.tolist())
     return _Past(
-        facts=structure.decode_facts(sealed),
+        facts=facts,
         chunk_count=int(numbers.row_counts.sum()),
         stored_bytes=stored_bytes if stored_bytes < 1 << 63 else None,
         manifest_count=len(numbers.size_bytes),

@@ -75,7 +75,7 @@ def entries_of(snapshot: Snapshot) -> Entries:
         manifests=found.manifests,
         codes=found.codes,
         owners=found.owners,
-        node_ids=to_numpy(snapshot.table["id"]).astype(np.int64)[found.owners],
+        node_ids=snapshot.rows.ids.astype(np.int64)[found.owners],
         paths=one_array(snapshot.table["path"]).take(indices(found.owners)),
         rows=to_numpy(int64(from_numpy(found.rows, pa.uint64()))),
         row_counts=to_numpy(int64(from_numpy(found.row_counts, pa.uint64()))),

@@ -99,7 +99,7 @@ def grid_chunk_counts(snapshot: Snapshot) -> tuple[npt.NDArray[np.int64], npt.ND
     """Count the chunks of all arrays' grids, in the order of their rows; and tell which counts fit 64 bits."""
     metadata = one_array(snapshot.table["array_metadata"])
     rows = np.flatnonzero(validity(metadata))
-    ids = to_numpy(snapshot.table["id"])[rows]
+    ids = snapshot.rows.ids[rows]
     return _Arrays(snapshot, metadata.take(indices(rows)), ids).grid_chunk_counts()
 
 
@@ -246,7 +246,7 @@ def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
     texts = inline.to_pylist()
     some = references.take(indices(far))
     names, places = some.field("attrs_file").to_pylist(), some.field("row").to_pylist()
-    ids = to_numpy(snapshot.table["id"])[far].tolist()
+    ids = snapshot.rows.ids[far].tolist()
     for row, name, place, node_id in zip(far.tolist(), names, places, ids, strict=True):
         reference = AttributesRef(identifier=file_id(name), row=place)
         texts[row] = files.read_attributes(reference, node_id).decode()

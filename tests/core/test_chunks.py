@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import chunks, coords
@@ -28,6 +28,8 @@ from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from random import Random
+
+    import numpy.typing as npt
 
 NATIVE = ChunkRef(file=ID, offset=5, length=10)
 VIRTUAL = ChunkRef(file="s3://b/k", offset=5, length=10)
@@ -105,6 +107,17 @@ def test_volume(extent: chunks.Extent) -> None:
     assert chunks.volume(extent) == math.prod(stop - start for start, stop in extent)
     assert chunks.volume(()) == 1
     assert chunks.volume(((5, 3), (0, 2))) == 0
+
+
+@given(st.integers(0, 3).flatmap(extents), st.data())
+def test_the_coordinate_at_a_place(extent: chunks.Extent, data: st.DataObject) -> None:
+    """Places go through an extent with the last index fastest."""
+    index = data.draw(st.tuples(*(st.integers(a, b - 1) for a, b in extent)))
+    place = 0
+    for number, (start, stop) in zip(index, extent, strict=True):
+        place = place * (stop - start) + number - start
+
+    assert chunks.coord_in(extent, place) == index
 
 
 @given(st.integers(1, 3).flatmap(refs_of))
@@ -212,6 +225,40 @@ def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -
             | chunks.form_flags(table)
             | chunks.DENSE * (chunks.volume(extent) == count)
         )
+
+
+@st.composite
+def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], chunks.Extent]:
+    """Many sorted places within a box, which they need not fill up to its sides."""
+    ndim = draw(st.integers(0, 3))
+    sides = [(draw(st.integers(0, 100)), draw(st.integers(1, 30))) for _ in range(ndim)]
+    if ndim:
+        sides[0] = sides[0][0], 10_000 // math.prod(size for _, size in sides[1:])
+    grid = np.meshgrid(*(np.arange(start, start + size) for start, size in sides), indexing="ij")
+    index = np.stack(grid, -1).reshape(-1, ndim) if ndim else np.zeros((1, 0), np.int64)
+    stays = np.ones(len(index), np.bool_)
+    for d, (start, size) in enumerate(sides):
+        first = draw(st.integers(start, start + size))
+        stays &= (index[:, d] < first) | (index[:, d] >= first + draw(st.integers(0, 3)))
+    stays[draw(st.integers(0, len(index) - 1))] = True
+    extent = tuple((start, start + size) for start, size in sides)
+    return index[stays].astype(np.uint64), extent
+
+
+@settings(max_examples=30)
+@given(holed_boxes(), st.booleans())
+def test_describing_rows_that_lie_within_an_extent(
+    given: tuple[npt.NDArray[np.uint64], chunks.Extent], second: bool
+) -> None:
+    """The extent that rows are known not to leave says how far to look, and is never taken for theirs."""
+    index, within = given
+    refs = dict.fromkeys(coords.encode(index).to_pylist(), NATIVE)
+    table = table_of_refs(7, refs)
+    if second:
+        table = chunks.concat_sorted([table, table_of_refs(9, {b"\x01": NATIVE})])
+    found = chunks.describe_arrays(table, {7: len(within), 9: 1}, {7: within})
+
+    assert found.extent(0) == tuple((int(i.min()), int(i.max()) + 1) for i in index.T)
 
 
 def test_describing_nothing() -> None:

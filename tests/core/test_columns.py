@@ -159,6 +159,36 @@ def test_only_widths_are_changed(found: pa.DataType, wanted: pa.DataType) -> Non
         columns.conform(columns.from_values([], found), wanted)
 
 
+@given(st.lists(st.none() | st.lists(st.integers(0, 9), max_size=3), max_size=6), st.data())
+def test_items_of_lists(values: list[Any], data: st.DataObject) -> None:
+    """All items one after the other, of any slice, and how many each list has."""
+    start = data.draw(st.integers(0, len(values)))
+    lists = columns.from_values(values, pa.list_(pa.uint16())).slice(start)
+    held = [value or [] for value in values[start:]]
+
+    assert columns.list_items(lists).to_pylist() == [item for each in held for item in each]
+    assert columns.list_lengths(lists).tolist() == [len(each) for each in held]
+
+
+def test_items_of_pairs() -> None:
+    """Lists of a fixed size are lists too."""
+    pairs = columns.from_values([[1, 2], [3, 4], [5, 6]], pa.list_(pa.uint16(), 2))
+
+    assert columns.list_items(pairs.slice(1)).to_pylist() == [3, 4, 5, 6]
+    assert columns.list_lengths(pairs.slice(1)).tolist() == [2, 2]
+
+
+def test_a_list_that_is_null_and_has_items() -> None:
+    """Arrow allows it; here nobody would know whose the items are."""
+    offsets, items = pa.py_buffer(np.array([0, 2, 3], np.int32)), pa.array([1, 2, 3], pa.uint16())
+    lists = pa.Array.from_buffers(
+        pa.list_(pa.uint16()), 2, [pa.py_buffer(b"\x02"), offsets], children=[items]
+    )
+
+    with pytest.raises(ValueError, match="null"):
+        columns.list_items(lists)
+
+
 def test_lists_of_one_length_are_taken_for_fixed_size_ones() -> None:
     """A Parquet file without an Arrow schema does not say that its pairs are pairs."""
     pairs = [[[1, 2], [3, 4]], None, [[5, 6]], []]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,13 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from icechunk_arrow import InvalidInputError, Repository, RepositoryConfig, StorageSettings
+from icechunk_arrow import (
+    CorruptFileError,
+    InvalidInputError,
+    Repository,
+    RepositoryConfig,
+    StorageSettings,
+)
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
@@ -502,6 +509,94 @@ def test_the_likeliest_manifest_is_opened_first() -> None:
     assert find_ref(files, 7, inventories, (0, 65)) is None
 
 
+# -- rows by arithmetic
+
+BOX = ((0, 3), (10, 16_010))
+"""Nearly three row groups: at least one has no other rows, those at the ends may."""
+
+
+def _boxed(around: int) -> tuple[Files, InventoryEntry]:
+    """Write a manifest of a full box, with so many rows of other arrays before it and behind it."""
+    index = np.stack(np.meshgrid(*(np.arange(*side) for side in BOX), indexing="ij"), -1)
+    box = coords.encode(index.reshape(-1, 2).astype(np.uint64))
+    others = coords.encode(np.stack([np.zeros(around), np.arange(around)], 1).astype(np.uint64))
+    count = len(box)
+    ids = np.repeat(np.array([3, 7, 9]), [around, count, around])
+    columns = {
+        "array_id": from_numpy(ids.astype(np.uint32), pa.uint32()),
+        "coord": pa.concat_arrays([others, box, others]),
+        "chunk_file": from_values(["0" * 20] * len(ids), pa.string()),
+        "offset": from_numpy(np.arange(len(ids)).astype(np.uint64), pa.uint64()),
+        "length": from_numpy(np.ones(len(ids), np.uint64), pa.uint64()),
+    }
+    files = Files(MemoryStorage(), ByteCache(64 << 20))
+    data = manifest.encode(chunk_table(columns, len(ids)), "1" * 20)
+    files.storage.put(key_of(FileKind.MANIFEST, "1" * 20), data)
+    return files, InventoryEntry(
+        manifest="1" * 20, row=around, extent=BOX, flags=1, row_count=count, stored_bytes=count
+    )
+
+
+_in_box = st.tuples(*(st.integers(start, stop - 1) for start, stop in BOX))
+
+
+@pytest.mark.parametrize("around", [0, 1, 5000])
+def test_rows_of_a_full_box(around: int) -> None:
+    """Each chunk's row is found by arithmetic, in row groups of its own and in shared ones."""
+    files, entry = _boxed(around)
+    inventories = Inventories.of([entry], 2)
+
+    @settings(max_examples=60)
+    @given(_in_box)
+    def check(place: tuple[int, int]) -> None:
+        found = find_ref(files, 7, inventories, place)
+        assert found is not None
+        assert found.offset == around + place[0] * 16_000 + place[1] - 10
+
+    check()
+
+
+@pytest.mark.parametrize("around", [20_000, 5000])
+@pytest.mark.parametrize(
+    ("extent", "row"),
+    [
+        (((0, 3), (9, 16_009)), 0),
+        (((0, 2), (10, 24_010)), 0),
+        (((10, 16_010), (0, 3)), 0),
+        (((0, 3), (10, 16_009)), 1),
+        (((0, 3), (10, 15_000)), 0),
+        (((1, 4), (10, 16_010)), 0),
+        (BOX, 16_384),
+        (BOX, -16_384),
+    ],
+)
+def test_a_box_that_the_rows_do_not_fill(around: int, extent: Any, row: int) -> None:
+    """What a snapshot says of a box is compared with the manifest: never another chunk's row."""
+    files, entry = _boxed(around)
+    assert (
+        find_ref(files, 7, Inventories.of([entry], 2), (2, 11)) is not None
+    )  # now it is in the cache
+    count = int(np.prod([stop - start for start, stop in extent]))
+    wrong = replace(entry, extent=extent, row=max(entry.row + row, 0), row_count=count)
+    inventories = Inventories.of([wrong], 2)
+    errors = 0
+
+    @settings(max_examples=60)
+    @given(st.tuples(*(st.integers(start, stop - 1) for start, stop in extent)))
+    def check(place: tuple[int, int]) -> None:
+        nonlocal errors
+        try:
+            found = find_ref(files, 7, inventories, place)
+        except CorruptFileError:
+            errors += 1
+            return
+        assert found is not None
+        assert found.offset == around + place[0] * 16_000 + place[1] - 10
+
+    check()
+    assert errors
+
+
 # -- bounded memory
 
 MANY = 1 << 20
@@ -605,7 +700,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
-from icechunk_arrow.engine.files import ManifestFile, Rows
+from icechunk_arrow.engine.manifest_file import ManifestFile, Rows
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind
 
@@ -636,7 +731,9 @@ def opened():
 
 def rows():
     start, stop = first.sealed.byte_range(0, 0)
-    return Rows(manifest.decode_rows(first.sealed, [0], data[start:stop]), "key")
+    made = Rows(first, 0, data[start:stop])
+    made.coord_at(0)
+    return made
 
 first = opened()
 rows()

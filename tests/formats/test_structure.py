@@ -298,6 +298,7 @@ UNSOUND = {
     "empty extent": lambda: _entry(extent=[[0, 10], [5, 5]]),
     "more rows than room": lambda: _entry(extent=[[0, 10], [0, 9]], flags=4),
     "dense with holes": lambda: _entry(extent=[[0, 10], [0, 11]], flags=5),
+    "no entry": lambda: _set("inventories", None, [None]),
     "rank of an extent": lambda: _entry(extent=[[0, 1]]),
     "manifest elsewhere": lambda: _entry(inventory_file="../../etc/passwd.parquet"),
     "manifest without ending": lambda: _entry(inventory_file=MANIFEST),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.files import ManifestFile
+    from icechunk_arrow.engine.manifest_file import ManifestFile
 
 __all__ = ["TableRead"]
 

@@ -15,7 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    run_edges,
+    to_numpy,
+)
 from icechunk_arrow.spark.quoting import identifier
 from icechunk_arrow.spark.writing.partitioning import grid_tasks
 
@@ -75,7 +82,7 @@ class _Pack:
             task, box, places = task[order], box[order], [each[order] for each in places]
             array, rows = array[order], rows.take(indices(order))
         coded = _coded(rows)
-        edges = np.r_[0, np.flatnonzero(task[1:] != task[:-1]) + 1, len(task)]
+        edges = run_edges(task)
         starts = edges[:-1]
         parts = [
             _as_bytes(coded.slice(start, stop - start))

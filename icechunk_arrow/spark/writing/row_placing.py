@@ -20,6 +20,7 @@ from icechunk_arrow.core.columns import (
     from_numpy,
     indices,
     offsets_of,
+    run_edges,
     to_numpy,
     validity,
 )
@@ -186,7 +187,7 @@ class PlaceRows:
             order = _stable_order(block)
             block, rows = block[order], rows.combine_chunks().take(indices(order))
         cells = rows.combine_chunks().to_batches()[0]
-        edges = np.r_[0, np.flatnonzero(block[1:] != block[:-1]) + 1, len(block)]
+        edges = run_edges(block)
         most = max(_PACK_BYTES * len(block) // max(cells.nbytes, 1), 1)
         starts = np.concatenate([np.arange(a, b, most) for a, b in pairwise(edges.tolist())])
         stops = np.r_[starts[1:], len(block)]
