@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from icechunk_arrow.core.chunks import rows_of_refs
 
 if TYPE_CHECKING:
@@ -19,4 +21,5 @@ __all__ = ["table_of_refs"]
 def table_of_refs(array_id: int, refs: Mapping[bytes, ChunkRef]) -> pa.Table:
     """Put references of one array, by encoded coordinate, into a sorted table."""
     keys = sorted(refs)
-    return rows_of_refs([(array_id, key) for key in keys], [refs[key] for key in keys])
+    array_ids = np.full(len(keys), array_id, np.uint32)
+    return rows_of_refs(array_ids, keys, [refs[key] for key in keys])

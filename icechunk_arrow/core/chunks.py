@@ -150,33 +150,32 @@ def with_coded_files(table: pa.Table) -> pa.Table:
     return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.unify_dictionaries())
 
 
-def rows_of_refs(places: Sequence[tuple[int, bytes]], refs: Sequence[ChunkRef]) -> pa.Table:
-    """Put single references into a table; places are array ids and coordinates, in order."""
-    count = len(places)
-    inline = np.fromiter((ref.inline is not None for ref in refs), np.bool_, count)
-    columns: dict[str, pa.Array] = {
-        "array_id": from_numpy(
-            np.fromiter((array_id for array_id, _ in places), np.uint32, count), pa.uint32()
-        ),
-        "coord": from_values([coord for _, coord in places], pa.binary()),
-        "chunk_file": from_values([ref.file for ref in refs], pa.string()),
-        "offset": from_numpy(
-            np.fromiter((ref.offset for ref in refs), np.uint64, count), pa.uint64(), ~inline
-        ),
-        "length": from_numpy(
-            np.fromiter((ref.length for ref in refs), np.uint64, count), pa.uint64()
-        ),
+_REF_COLUMNS = ("inline_data", "chunk_file", "offset", "length", "etag", "last_modified", "crc32c")
+"""The columns that a reference's members stand in."""
+
+
+def rows_of_refs(
+    array_ids: npt.NDArray[np.uint32], coord: Sequence[bytes], refs: Sequence[ChunkRef]
+) -> pa.Table:
+    """Put single references into a table; array ids and coordinates are in order."""
+    count = len(refs)
+    if not count:
+        return empty_table(CHUNK_SCHEMA)
+    # not by zip(*refs), which makes an iterator for each
+    members = ([ref[place] for ref in refs] for place in range(len(_REF_COLUMNS)))
+    found: dict[str, list[Any]] = dict(zip(_REF_COLUMNS, members, strict=True))
+    in_file = np.fromiter((data is None for data in found["inline_data"]), np.bool_, count)
+    offsets = np.array(found.pop("offset"), np.uint64)
+    columns = {
+        name: from_values(values, CHUNK_SCHEMA.field(name).type)
+        for name, values in found.items()
+        if values.count(None) < count
     }
-    if inline.any():
-        columns["inline_data"] = from_values([ref.inline for ref in refs], pa.binary())
-    optional: tuple[tuple[str, list[Any]], ...] = (
-        ("etag", [ref.etag for ref in refs]),
-        ("last_modified", [ref.last_modified for ref in refs]),
-        ("crc32c", [ref.crc32c for ref in refs]),
-    )
-    for name, values in optional:
-        if any(value is not None for value in values):
-            columns[name] = from_values(values, CHUNK_SCHEMA.field(name).type)
+    columns |= {
+        "array_id": from_numpy(array_ids, pa.uint32()),
+        "coord": from_values(coord, pa.binary()),
+        "offset": from_numpy(offsets, pa.uint64(), in_file),
+    }
     return chunk_table(columns, count)
 
 

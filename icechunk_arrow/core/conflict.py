@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import member_mask, volume
-from icechunk_arrow.core.columns import bytes_at, from_numpy, from_values
+from icechunk_arrow.core.columns import bytes_at, from_numpy
 from icechunk_arrow.core.coords import decode_one
 from icechunk_arrow.core.inventories import Inventories
 
@@ -243,7 +243,7 @@ def _of_chunks(
 
 def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
     """Tell which chunks were written or deleted."""
-    single = [from_values(sorted({*changes.written, *changes.deleted}), pa.binary())]
+    single = [changes.single]
     single += [coords_of(bulk) for bulk in changes.bulk if not bulk.is_dense]
     boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
     ndim = len(boxes[0]) if boxes else 0
@@ -298,8 +298,7 @@ def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
     if not changes.bulk:
         return changes
     ndim = len(changes.bulk[0].extent)
-    points = from_values([*other.written, *other.deleted], pa.binary())
-    theirs = ChunkSet.of(ndim, deleted=points, boxes=[bulk.extent for bulk in other.bulk])
+    theirs = ChunkSet.of(ndim, deleted=other.single, boxes=[bulk.extent for bulk in other.bulk])
     mine = Inventories.of_extents([bulk.extent for bulk in changes.bulk], ndim)
     return replace(changes, bulk=tuple(changes.bulk[i] for i in theirs.touching(mine)))
 

@@ -7,9 +7,12 @@ A bulk write is known by its manifest and extent, single writes by their coordin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
 
 from icechunk_arrow.core.chunks import volume
+from icechunk_arrow.core.columns import empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["BulkWrite", "ChunkChanges", "NodeName", "TransactionLog"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeName:
-    """A node as a log speaks of it."""
+class NodeName(NamedTuple):
+    """A node as a log speaks of it; a tuple, since a commit may make thousands."""
 
     id: int
     path: str
@@ -43,13 +45,18 @@ class BulkWrite:
         return volume(self.extent) == self.chunk_count
 
 
+def _no_chunks() -> pa.Array:
+    return empty(pa.binary())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkChanges:
     """What happened to the chunks of one array."""
 
-    written: tuple[bytes, ...] = ()
-    """Encoded coordinates, sorted."""
-    deleted: tuple[bytes, ...] = ()
+    written: pa.Array = field(default_factory=_no_chunks)
+    """Encoded coordinates of chunks that were written one by one, sorted."""
+    deleted: pa.Array = field(default_factory=_no_chunks)
+    """Encoded coordinates of chunks that were deleted, sorted."""
     bulk: tuple[BulkWrite, ...] = ()
     kept: tuple[int, ...] | None = None
     """Where the array shrank: chunks outside this many along each dimension are gone."""
@@ -57,7 +64,13 @@ class ChunkChanges:
     @property
     def is_empty(self) -> bool:
         """Whether nothing happened."""
-        return not (self.written or self.deleted or self.bulk or self.kept is not None)
+        single = len(self.written) + len(self.deleted)
+        return not (single or self.bulk or self.kept is not None)
+
+    @property
+    def single(self) -> pa.Array:
+        """Coordinates of all chunks that were written or deleted one by one, each once."""
+        return pa.concat_arrays([self.written, self.deleted]).unique()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

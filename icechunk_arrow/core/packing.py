@@ -11,7 +11,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from icechunk_arrow.core.manifest_settings import DEFAULT_SET
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ArrayFacts", "Pack", "bin_pack", "choose_set", "closure", "ordered_sets", "pack"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayFacts:
-    """What packing knows of an array.
+class ArrayFacts(NamedTuple):
+    """What packing knows of an array; a tuple, since a commit may make thousands.
 
     Parameters
     ----------

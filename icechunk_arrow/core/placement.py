@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,8 @@ _GAIN = 4
 """A merge leaves at most a quarter as many manifests of the class, or it would be done again and again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayShape:
-    """What placement knows of an array."""
+class ArrayShape(NamedTuple):
+    """What placement knows of an array; a tuple, since a commit may make thousands."""
 
     path: str
     chunk_counts: tuple[int, ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_ord
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -164,24 +165,12 @@ class _Cutter:
 
     def _table(self, start: int, stop: int) -> pa.Table:
         """Give some of the rows as a manifest has them."""
-        parts = self._between(start, stop)
-        columns: dict[str, Any] = {
-            name: pa.chunked_array([each.columns.column(name) for each in parts])
-            for name in parts[0].columns.schema.names
-        }
         ids = np.full(stop - start, self.node_id, np.uint32)
-        columns["array_id"] = from_numpy(ids, pa.uint32())
-        table = chunk_table({**self.blank.columns(stop - start), **columns}, stop - start)
-        return table if self.order.by_coordinate else sort_rows(table)
+        return self.in_order(_chunks_of(self._between(start, stop), ids, self.blank))
 
-    def rest(self) -> pa.Table:
-        """Give what is left to the commit; what it was cut from is let go where that is large."""
-        if not self.rows:
-            return empty_table(CHUNK_SCHEMA)
-        table = self._table(0, self.rows)
-        if any(each.columns.get_total_buffer_size() > _LARGE for each in self.parts):
-            table = table.take(indices(np.arange(self.rows)))
-        return table.combine_chunks()
+    def in_order(self, table: pa.Table) -> pa.Table:
+        """Bring rows of the array from the order in which they are gathered into that of coordinates."""
+        return table if self.order.by_coordinate else sort_rows(table)
 
     def release(self) -> list[Rows]:
         """Give back what is not written."""
@@ -193,6 +182,38 @@ class _Cutter:
         names = [name for name, last in self.written if last >= box]
         self.written = self.written[: len(self.written) - len(names)]
         return names
+
+
+def _chunks_of(parts: Sequence[Rows], array_ids: npt.NDArray[np.uint32], blank: _Blank) -> pa.Table:
+    """Put rows into a table as a manifest has them."""
+    count = len(array_ids)
+    columns: dict[str, Any] = {
+        name: pa.chunked_array([each.columns.column(name) for each in parts])
+        for name in parts[0].columns.schema.names
+    }
+    columns["array_id"] = from_numpy(array_ids, pa.uint32())
+    return chunk_table({**blank.columns(count), **columns}, count)
+
+
+def _rests(cutters: Iterable[_Cutter], blank: _Blank) -> dict[int, pa.Table]:
+    """Give what is left to the commit, by array id; what it was cut from is let go where that is large."""
+    alike: dict[pa.Schema, list[_Cutter]] = {}
+    for cutter in cutters:
+        if cutter.rows:
+            alike.setdefault(cutter.parts[0].columns.schema, []).append(cutter)
+    found = {}
+    for some in alike.values():
+        parts = [part for cutter in some for part in cutter.parts]
+        counts = [cutter.rows for cutter in some]
+        ids = np.repeat(np.array([cutter.node_id for cutter in some], np.uint32), counts)
+        table = _chunks_of(parts, ids, blank)
+        if any(each.columns.get_total_buffer_size() > _LARGE for each in parts):
+            table = table.take(indices(np.arange(len(ids))))
+        table = table.combine_chunks()
+        for cutter, stop in zip(some, accumulate(counts), strict=True):
+            rows = table.slice(stop - cutter.rows, cutter.rows)
+            found[cutter.node_id] = cutter.in_order(rows)
+    return found
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -434,11 +455,11 @@ class BulkReferences:
         self._writer.drop([name for array in arrays for name in array.superseded])
         written = self._writer.finish()
         entries = inventories_by_array(written.entries)
+        rests = _rests((array.cutter for array in arrays), self._blank)
         staged = []
-        for node_id, array in self._arrays.items():
+        for node_id in self._arrays:
             runs = entries.get(node_id, NO_INVENTORIES)
             sizes = {name: written.sizes[name] for name in runs.manifests}
-            staged.append(
-                StagedReferences(node_id=node_id, table=array.cutter.rest(), runs=runs, sizes=sizes)
-            )
+            rest = rests.get(node_id, empty_table(CHUNK_SCHEMA))
+            staged.append(StagedReferences(node_id=node_id, table=rest, runs=runs, sizes=sizes))
         return staged

@@ -69,7 +69,7 @@ def _is_listed(bulk: BulkWrite) -> bool:
 
 
 def _single_chunks(found: ChunkChanges) -> tuple[tuple[int, ...], ...]:
-    single = set(map(decode_one, (*found.written, *found.deleted)))
+    single = set(map(decode_one, found.single.to_pylist()))
     for bulk in filter(_is_listed, found.bulk):
         single.update(product(*(range(start, stop) for start, stop in bulk.extent)))
     return tuple(sorted(single))

@@ -7,6 +7,7 @@ that have no chunk in common are linked, those that may have are merged row by r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
-from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, to_numpy
+from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, entries_of_array, inventories_by_array
 from icechunk_arrow.core.overlaps import overlapping
@@ -90,9 +91,8 @@ def uncommitted_snapshot(
 def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChunks:
     """Write everything that a fork has staged as manifests, as the settings want it."""
     shapes = shapes_of(base, changes)
-    staged = concat_sorted([delta.written for _, delta in sorted(changes.deltas.items())])
     with ManifestWriter(context.storage, new_id) as writer:
-        for table in place(staged, context.config.chunk_manifests, shapes):
+        for table in place(changes.rows, context.config.chunk_manifests, shapes):
             writer.write(table, ranks_of(table, shapes))
         written = writer.finish()
     runs = [entries_of_array(i, d.runs) for i, d in changes.deltas.items() if len(d.runs)]
@@ -163,8 +163,7 @@ class _Held:
         labels = overlapping(self.entries.starts, self.entries.stops)
         owners = np.array([self.owners[name] for name in self.entries.manifests], np.int64)
         order = np.lexsort([owners, labels])
-        bounds = np.flatnonzero(np.r_[True, labels[order][1:] != labels[order][:-1], True])
-        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for first, last in pairwise(run_edges(labels[order]).tolist()):
             some = order[first:last]
             if owners[some[0]] != owners[some[-1]]:
                 yield [self.entries.manifests[row] for row in some.tolist()]

@@ -235,9 +235,9 @@ def _entry_tables(
 
 def _staged(delta: ArrayDelta) -> Iterator[pa.Table]:
     """Give what a session holds in memory, as references; bytes that wait count as inline."""
-    settled = settle({0: replace(delta, entries=dict(delta.entries))})[0].written
-    if settled.num_rows:
-        yield settled
+    rows = settle({0: replace(delta, entries=dict(delta.entries))}).rows
+    if rows.num_rows:
+        yield rows
 
 
 def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:

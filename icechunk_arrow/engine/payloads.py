@@ -6,6 +6,7 @@ and coordinate). Does not know sessions: it is handed payloads and gives referen
 
 from __future__ import annotations
 
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -18,7 +19,7 @@ from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import chunk_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -100,28 +101,27 @@ class PayloadWriter:
                 key=f"c/{ref.file}",
             )
 
-    def write_many(self, payloads: Mapping[Place, bytes]) -> Iterator[tuple[Place, ChunkRef]]:
-        """Write payloads into chunk files, in order; give the reference of each."""
-        batch: list[tuple[Place, bytes]] = []
+    def write_many(self, payloads: Sequence[bytes]) -> Iterator[list[ChunkRef]]:
+        """Write payloads into chunk files, in order; give the references of each file once it is written."""
+        batch: list[bytes] = []
         size_bytes = 0
-        for place in sorted(payloads):
-            batch.append((place, payloads[place]))
-            size_bytes += len(payloads[place])
+        for data in payloads:
+            batch.append(data)
+            size_bytes += len(data)
             if size_bytes >= self._config.chunk_file_size_bytes:
-                yield from self._write_file(batch)
+                yield self._write_batch(batch)
                 batch, size_bytes = [], 0
         if batch:
-            yield from self._write_file(batch)
+            yield self._write_batch(batch)
 
-    def _write_file(self, batch: list[tuple[Place, bytes]]) -> list[tuple[Place, ChunkRef]]:
+    def _write_batch(self, batch: list[bytes]) -> list[ChunkRef]:
         name = self._new_id()
-        self._storage.put(chunk_key(name), [data for _, data in batch])
-        refs, offset = [], 0
-        for place, data in batch:
-            ref = ChunkRef(file=name, offset=offset, length=len(data), crc32c=self._crc(data))
-            refs.append((place, ref))
-            offset += len(data)
-        return refs
+        self._storage.put(chunk_key(name), batch)
+        lengths = list(map(len, batch))
+        offsets = accumulate(lengths[:-1], initial=0)
+        none = repeat(None)
+        checks = map(self._crc, batch)
+        return list(map(ChunkRef, none, repeat(name), offsets, lengths, none, none, checks))
 
 
 class Pending:
@@ -158,9 +158,13 @@ class Pending:
         for place in [place for place in self._payloads if gone(place)]:
             self.drop(place)
 
-    def write(self) -> Iterator[tuple[Place, bytes, ChunkRef]]:
-        """Write everything that waits; give each payload with its reference."""
-        for place, ref in self._writer.write_many(dict(self._payloads)):
-            payload = self._payloads[place]
-            self.drop(place)
-            yield place, payload, ref
+    def write(self) -> Iterator[Iterator[tuple[Place, bytes, ChunkRef]]]:
+        """Write everything that waits; give the payloads of each file with their references."""
+        places = sorted(self._payloads)
+        start = 0
+        for refs in self._writer.write_many([self._payloads[place] for place in places]):
+            written = places[start : start + len(refs)]
+            payloads = list(map(self._payloads.pop, written))
+            self.size_bytes -= sum(map(len, payloads))
+            start += len(refs)
+            yield zip(written, payloads, refs, strict=True)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, concat_sorted, extent_of, keep_rows, rows_of_arrays
-from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.chunks import DENSE, extent_of, keep_rows, rows_of_arrays
+from icechunk_arrow.core.columns import bytes_at, empty, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.core.manifests import (
@@ -74,6 +74,8 @@ class Changes:
     """What a session wants to commit on a base."""
 
     overlay: Mapping[str, Node | None]
+    rows: pa.Table
+    """References of all arrays that no manifest holds yet, sorted by (array_id, coord)."""
     deltas: Mapping[int, Delta]
     next_node_id: int
 
@@ -145,7 +147,7 @@ def shapes_of(base: Snapshot, changes: Changes) -> Callable[[int], ArrayShape]:
         count = node.inventories.chunk_count
         delta = changes.deltas.get(node_id)
         if delta is not None:
-            count += delta.written.num_rows + delta.runs.chunk_count
+            count += len(delta.written) + delta.runs.chunk_count
         return ArrayShape(
             path=node.path,
             chunk_counts=node.chunk_counts,
@@ -212,14 +214,15 @@ def plan_delta(
     shapes: Callable[[int], ArrayShape],
 ) -> Iterator[pa.Table]:
     """Decide which manifests the session's own references become."""
-    first: list[pa.Table] = []
-    added: list[pa.Table] = []
-    for node_id, delta in sorted(changes.deltas.items()):
-        node = base.find_node_by_id(node_id)
-        known = (node is not None and len(node.inventories)) or len(delta.runs)
-        (added if known else first).append(delta.written)
-    yield from place(concat_sorted(first), settings, shapes)
-    yield from place_additions(concat_sorted(added), settings, shapes)
+    known = [
+        node_id
+        for node_id, delta in changes.deltas.items()
+        if len(delta.runs)
+        or ((node := base.find_node_by_id(node_id)) is not None and len(node.inventories))
+    ]
+    more = np.isin(to_numpy(changes.rows["array_id"]), np.array(known, np.uint32))
+    yield from place(keep_rows(changes.rows, ~more), settings, shapes)
+    yield from place_additions(keep_rows(changes.rows, more), settings, shapes)
 
 
 def ranks_of(table: pa.Table, shapes: Callable[[int], ArrayShape]) -> dict[int, int]:
@@ -301,8 +304,8 @@ def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
         node_id
         for node_id, delta in changes.deltas.items()
         if len(delta.runs)
-        or delta.written.num_rows > LOGGED_COORDS
-        or MANY_COORDS <= delta.written.num_rows == boxes.get(node_id)
+        or len(delta.written) > LOGGED_COORDS
+        or MANY_COORDS <= len(delta.written) == boxes.get(node_id)
     ]
     if not some:
         return {}
@@ -385,16 +388,15 @@ def log_of(
 
 def _chunk_changes(delta: Delta, entries: Inventories | None) -> ChunkChanges:
     """Name chunks one by one where they are few, else by manifest and extent."""
-    own = [] if entries is None else [e for e in entries if e.manifest not in delta.run_sizes]
-    few = delta.written.num_rows <= LOGGED_COORDS and not own
+    own = [entry for entry in entries or () if entry.manifest not in delta.run_sizes]
+    few = len(delta.written) <= LOGGED_COORDS and not own
     bulk = [_bulk_write(entry) for entry in (*delta.runs, *own)]
     if not few and not own:
-        column = one_array(delta.written["coord"])
-        extent = extent_of(column, len(coords.decode_one(column[0].as_py())))
-        bulk.append(BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(column)))
+        extent = extent_of(delta.written, len(coords.decode_one(bytes_at(delta.written, 0))))
+        bulk.append(BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(delta.written)))
     return ChunkChanges(
-        written=tuple(delta.written["coord"].to_pylist()) if few else (),
-        deleted=tuple(delta.deleted.to_pylist()),
+        written=delta.written if few else empty(pa.binary()),
+        deleted=delta.deleted,
         bulk=tuple(bulk),
         kept=delta.kept,
     )

@@ -77,7 +77,7 @@ def _settle(
 ) -> None:
     def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         if bulk.manifest == UNCOMMITTED:
-            return one_array(settle({node_id: staging.deltas[node_id]})[node_id].written["coord"])
+            return settle({node_id: staging.deltas[node_id]}).deltas[node_id].written
         table = context.files.read_manifest(bulk.manifest)
         mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
         return one_array(table["coord"]).filter(mine)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.columns import from_numpy, indices, to_numpy, validity
+from icechunk_arrow.core.columns import from_numpy, indices, run_edges, to_numpy, validity
 from icechunk_arrow.engine.arrow_sources import read_batches, slices
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, by_number
 from icechunk_arrow.engine.virtual import fault_of_location
@@ -325,7 +325,7 @@ class _Reader:
                 }
             ).take(indices(rows))
             numbers, order = numbers[rows], order[rows]
-        edges = [0, *(np.flatnonzero(order[1:] != order[:-1]) + 1).tolist(), len(order)]
+        edges = run_edges(order).tolist()
         spans = list(zip(targets, edges[:-1], edges[1:], strict=True))
         return batch, numbers, spans
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import CHUNK_SCHEMA, concat_sorted, keep_rows
-from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.columns import empty_table, one_array, to_numpy
 from icechunk_arrow.core.placement import limit_of
 from icechunk_arrow.core.repacking import plan_repacking
 from icechunk_arrow.core.splits import axis_of
@@ -77,7 +77,12 @@ def rewrite_manifests(
     while True:
         tip = tip_to_read(context, branch)
         base = context.files.read_snapshot(tip.snapshot_id)
-        unchanged = Changes(overlay={}, deltas={}, next_node_id=base.facts.next_node_id)
+        unchanged = Changes(
+            overlay={},
+            rows=empty_table(CHUNK_SCHEMA),
+            deltas={},
+            next_node_id=base.facts.next_node_id,
+        )
         nodes = {node.id: node for node in base.nodes() if node.is_array}
         shapes = shapes_of(base, unchanged)
         settings = context.config.chunk_manifests

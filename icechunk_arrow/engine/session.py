@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
@@ -353,8 +354,9 @@ class BaseSession:
     def _write_pending(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
         with self._lock:
-            for (node_id, key), payload, ref in self._pending.write():
-                delta = self._staging.deltas.get(node_id)
+            deltas = self._staging.deltas
+            for (node_id, key), payload, ref in chain.from_iterable(self._pending.write()):
+                delta = deltas.get(node_id)
                 if delta is not None and delta.entries.get(key) is payload:
                     delta.entries[key] = ref
 
@@ -440,14 +442,15 @@ class BaseSession:
     def stage(self, references: Iterable[StagedReferences]) -> None:
         """Lay references over what is staged."""
         with self._lock:
+            touched = {}
             for each in references:
                 node_id = each.node_id
-                delta = self._staging.delta(node_id)
+                delta = touched[node_id] = self._staging.delta(node_id)
                 if len(each.runs):
                     add_runs(self._context, delta, node_id, each.runs, each.sizes)
                 if each.table.num_rows:
                     delta.add_table(each.table)
-                self._pending.drop_if(partial(_is_covered, node_id, delta))
+            self._pending.drop_if(partial(_is_covered, touched))
 
     # -- commit
 
@@ -459,10 +462,11 @@ class BaseSession:
         for node_id, delta in self._staging.deltas.items():
             settle_runs(self._context, delta, node_id)
         unshare(self._context, self._staging)
-        deltas = settle(self._staging.deltas)
+        settled = settle(self._staging.deltas)
         return Changes(
             overlay=self._staging.overlay,
-            deltas=deltas,
+            rows=settled.rows,
+            deltas=settled.deltas,
             next_node_id=self._staging.next_node_id,
         )
 
@@ -540,9 +544,10 @@ class BaseSession:
                 self._views.clear()
 
 
-def _is_covered(node_id: int, delta: ArrayDelta, place: tuple[int, bytes]) -> bool:
-    """Whether a payload that waits is of an array and no longer what the session has there."""
-    return place[0] == node_id and place[1] not in delta.entries
+def _is_covered(touched: Mapping[int, ArrayDelta], place: tuple[int, bytes]) -> bool:
+    """Whether a payload that waits is of one of some arrays and no longer what the session has there."""
+    delta = touched.get(place[0])
+    return delta is not None and place[1] not in delta.entries
 
 
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:

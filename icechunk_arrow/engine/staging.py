@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,11 @@ from icechunk_arrow.core.chunks import (
     concat_sorted,
     keep_rows,
     member_mask,
+    rows_of_array,
     rows_of_refs,
     with_array_id,
 )
-from icechunk_arrow.core.columns import from_numpy, from_values, one_array
+from icechunk_arrow.core.columns import empty, from_numpy, from_values, one_array, to_numpy
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.inventories import NO_INVENTORIES
@@ -45,19 +46,19 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
 
-__all__ = ["ArrayDelta", "Delta", "Runs", "Staging", "settle"]
+__all__ = ["ArrayDelta", "Delta", "Runs", "Settled", "Staging", "settle"]
 
 _ABSENT = object()
+_BINARY = CHUNK_SCHEMA.field("coord").type
 Staged = ChunkRef | bytes | None
 """A reference, bytes that are not written yet, or None for a deleted chunk."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Delta:
-    """What a commit does to the chunks of one array, as columns."""
+class Delta(NamedTuple):
+    """What a commit does to the chunks of one array, as columns; a tuple, since there may be thousands."""
 
-    written: pa.Table
-    """References, sorted; their array_id is set when the commit is planned."""
+    written: pa.Array
+    """Encoded coordinates of chunks that are written, without those in the runs, sorted."""
     runs: Inventories
     """Manifests that the session wrote already; they hold none of the others' chunks."""
     run_sizes: Mapping[str, int]
@@ -70,11 +71,21 @@ class Delta:
         """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
         return ChunkSet.of(
             ndim,
-            written=one_array(self.written["coord"]),
+            written=self.written,
             deleted=self.deleted,
             runs=self.runs,
             outside=_extent(self.kept),
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settled:
+    """What a session did to the chunks of all its arrays, as columns."""
+
+    rows: pa.Table
+    """References of all arrays, without those in runs, sorted by (array_id, coord)."""
+    deltas: Mapping[int, Delta]
+    """By array id."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,13 +146,12 @@ class ArrayDelta:
 
     def rows_of_entries(self) -> pa.Table:
         """Give the references and inline bytes that were staged one by one as sorted rows."""
-        return settle({0: ArrayDelta(entries=self.entries)})[0].written
+        return settle({0: ArrayDelta(entries=self.entries)}).rows
 
     def forget(self, covered: ChunkSet) -> None:
         """Drop entries and tables that something newer covers."""
-        binary = CHUNK_SCHEMA.field("coord").type
         keys = list(self.entries)
-        for key, gone in zip(keys, covered.mask(from_values(keys, binary)).tolist(), strict=True):
+        for key, gone in zip(keys, covered.mask(from_values(keys, _BINARY)).tolist(), strict=True):
             if gone:
                 del self.entries[key]
         kept = []
@@ -157,7 +167,7 @@ class ArrayDelta:
         self.tables.append(table)
         if self.entries:
             column = one_array(table["coord"])
-            staged = from_values(list(self.entries), CHUNK_SCHEMA.field("coord").type)
+            staged = from_values(list(self.entries), _BINARY)
             covered = member_mask(staged, column)
             for key, gone in zip(list(self.entries), covered.tolist(), strict=True):
                 if gone:
@@ -182,20 +192,17 @@ class ArrayDelta:
 
     def coordinates(self) -> tuple[pa.Array, pa.Array]:
         """Coordinates of chunks that are staged in memory, and of those that are deleted."""
-        binary = CHUNK_SCHEMA.field("coord").type
         entries = list(self.entries.items())
-        present = from_values([key for key, value in entries if value is not None], binary)
-        gone = from_values([key for key, value in entries if value is None], binary)
+        present = from_values([key for key, value in entries if value is not None], _BINARY)
+        gone = from_values([key for key, value in entries if value is None], _BINARY)
         for table in reversed(self.tables):
             column = one_array(table["coord"])
             new = ~(member_mask(column, present) | member_mask(column, gone))
             present = pa.concat_arrays([present, column.filter(from_numpy(new, pa.bool_()))])
         return present, gone
 
-    def settle(self, array_id: int, refs: pa.Table) -> Delta:
-        """Put everything into columns; ``refs`` are the references that were staged one by one."""
-        gone = sorted(key for key, value in self.entries.items() if value is None)
-        deleted = from_values(gone, CHUNK_SCHEMA.field("coord").type)
+    def merged(self, array_id: int, refs: pa.Table, deleted: pa.Array) -> pa.Table:
+        """Lay the references that were staged one by one, and what was deleted, over the tables."""
         tables = [refs] if refs.num_rows else []
         for table in reversed(self.tables):
             rest = with_array_id(table, array_id)
@@ -205,33 +212,58 @@ class ArrayDelta:
                     rest = keep_rows(rest, ~member_mask(rest["coord"], over))
             if rest.num_rows:
                 tables.append(rest)
-        return Delta(
-            written=concat_sorted(tables),
-            runs=self.runs.inventories,
-            run_sizes=self.runs.sizes,
-            deleted=deleted,
-            kept=self.kept,
-        )
+        return concat_sorted(tables)
 
 
-def settle(deltas: Mapping[int, ArrayDelta]) -> dict[int, Delta]:
+def settle(deltas: Mapping[int, ArrayDelta]) -> Settled:
     """Put everything staged into columns, all arrays at once; bytes in memory count as inline."""
-    places: list[tuple[int, bytes]] = []
-    refs: list[ChunkRef] = []
-    starts = [0]
-    for array_id, delta in sorted(deltas.items()):
-        for key, value in sorted(delta.entries.items()):
-            if value is not None:
-                places.append((array_id, key))
-                if isinstance(value, bytes):
-                    value = ChunkRef(inline=value, length=len(value))  # noqa: PLW2901
-                refs.append(value)
-        starts.append(len(places))
-    table = rows_of_refs(places, refs)
-    return {
-        array_id: deltas[array_id].settle(array_id, table.slice(start, stop - start))
-        for array_id, start, stop in zip(sorted(deltas), starts[:-1], starts[1:], strict=True)
-    }
+    array_ids = sorted(deltas)
+    keys: list[bytes] = []
+    staged: list[ChunkRef | bytes] = []
+    counts: list[int] = []
+    deleted: dict[int, pa.Array] = {}
+    for array_id in array_ids:
+        entries = deltas[array_id].entries
+        present = sorted([key for key, value in entries.items() if value is not None])
+        keys += present
+        staged += map(entries.__getitem__, present)  # type: ignore[arg-type]
+        counts.append(len(present))
+        if len(present) < len(entries):
+            gone = sorted([key for key, value in entries.items() if value is None])
+            deleted[array_id] = from_values(gone, _BINARY)
+    refs = [
+        ChunkRef(inline=value, length=len(value)) if isinstance(value, bytes) else value
+        for value in staged
+    ]
+    ids = np.array(array_ids, np.uint32)
+    rows = rows_of_refs(np.repeat(ids, np.array(counts, np.int64)), keys, refs)
+    none = empty(_BINARY)
+    bulk = [array_id for array_id in array_ids if deltas[array_id].tables]
+    if bulk:
+        merged = [
+            deltas[array_id].merged(
+                array_id, rows_of_array(rows, array_id), deleted.get(array_id, none)
+            )
+            for array_id in bulk
+        ]
+        others = ~np.isin(to_numpy(rows["array_id"]), np.array(bulk, np.uint32))
+        rows = concat_sorted([keep_rows(rows, others), *merged])
+    owners, written = to_numpy(rows["array_id"]), one_array(rows["coord"])
+    starts = owners.searchsorted(ids, "left").tolist()
+    stops = owners.searchsorted(ids, "right").tolist()
+    return Settled(
+        rows=rows,
+        deltas={
+            array_id: Delta(
+                written=written.slice(start, stop - start),
+                runs=deltas[array_id].runs.inventories,
+                run_sizes=deltas[array_id].runs.sizes,
+                deleted=deleted.get(array_id, none),
+                kept=deltas[array_id].kept,
+            )
+            for array_id, start, stop in zip(array_ids, starts, stops, strict=True)
+        },
+    )
 
 
 def _extent(kept: tuple[int, ...] | None) -> Extent | None:

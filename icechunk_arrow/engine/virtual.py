@@ -77,7 +77,8 @@ class VirtualAccess:
                 f"authorize_virtual_chunk_access wants a list of URL prefixes, or a mapping of them to "
                 f"storage_options: [{allowed!r}]"
             )
-        options = allowed if isinstance(allowed, Mapping) else dict.fromkeys(allowed or ())
+        given = allowed or {}
+        options = given if isinstance(given, Mapping) else dict.fromkeys(given)
         self._prefixes: dict[str, ExternalFiles] = {}
         for prefix, storage_options in options.items():
             bare = prefix.rstrip("/")

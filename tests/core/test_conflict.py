@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -24,6 +24,9 @@ from icechunk_arrow.core.conflict import (
 from icechunk_arrow.core.coords import decode_one, encode_one
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
 from tests.formats.kinds import ID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 T = ConflictType
 A = NodeName(id=1, path="/a", type="array")
@@ -54,14 +57,19 @@ def new(path: str, kind: str = "array", node_id: int = 9) -> NodeName:
     return NodeName(id=node_id, path=path, type=kind)
 
 
+def encoded(places: Iterable[tuple[int, ...]]) -> pa.Array:
+    """Coordinates as a log has them."""
+    return from_values(sorted(map(encode_one, places)), pa.binary())
+
+
 def wrote(*places: tuple[int, ...]) -> ChunkChanges:
     """Single chunks written."""
-    return ChunkChanges(written=tuple(sorted(map(encode_one, places))))
+    return ChunkChanges(written=encoded(places))
 
 
 def removed(*places: tuple[int, ...]) -> ChunkChanges:
     """Single chunks deleted."""
-    return ChunkChanges(deleted=tuple(sorted(map(encode_one, places))))
+    return ChunkChanges(deleted=encoded(places))
 
 
 def box(*extent: tuple[int, int], count: int | None = None) -> BulkWrite:
@@ -272,8 +280,8 @@ def changes(draw: st.DrawFn) -> tuple[ChunkChanges, set[tuple[int, ...]], dict[A
         *(set(itertools.product(*(range(a, b) for a, b in e.extent))) for e in bulk if e.is_dense)
     )
     found = ChunkChanges(
-        written=tuple(sorted(map(encode_one, written))),
-        deleted=tuple(sorted(map(encode_one, single))),
+        written=encoded(written),
+        deleted=encoded(single),
         bulk=tuple(bulk),
     )
     return found, touched, holes
@@ -329,8 +337,8 @@ def sides(draw: st.DrawFn) -> tuple[ChunkChanges, set[Any], dict[Any, set[Any]]]
         *(holes.get(b.extent, set(itertools.product(*(range(*r) for r in b.extent)))) for b in bulk)
     ]
     found = ChunkChanges(
-        written=tuple(sorted(map(encode_one, written))),
-        deleted=tuple(sorted(map(encode_one, deleted))),
+        written=encoded(written),
+        deleted=encoded(deleted),
         bulk=tuple(bulk),
     )
     return found, written.union(deleted, *every), holes

@@ -22,9 +22,11 @@ from icechunk_arrow import (
     NodeNotFoundError,
     NotAuthorizedError,
     Repository,
+    RepositoryConfig,
     SourceChangedError,
     VirtualChunkSpec,
 )
+from icechunk_arrow.engine.payloads import Pending
 from icechunk_arrow.engine.virtual import fault_of_location
 from tests.engine.bulk_place import BulkPlace, table_of, view_of
 from tests.places import make_array, read_array
@@ -106,6 +108,42 @@ def test_several_arrays_at_once(source: Source) -> None:
     with pytest.raises(NodeNotFoundError, match="/c"):
         session.set_references(None, source.table(path=["/a"] * 15 + ["/c"]))
     assert not session.has_uncommitted_changes
+
+
+def test_payloads_that_wait_are_looked_through_once(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """References of any number of arrays drop the payloads that they cover, and no others."""
+    repo = Repository.create(
+        tmp_path / "packed",
+        config=RepositoryConfig(inline_chunk_threshold_bytes=0),
+        authorize_virtual_chunk_access=[source.prefix],
+    )
+    session = repo.writable_session("main")
+    arrays = {name: make_array(session.store, name) for name in ("a", "b", "c")}
+    for array in arrays.values():
+        array[...] = 1
+    passes = []
+    drop_if = Pending.drop_if
+
+    def record(self: Pending, gone: Any) -> None:
+        passes.append(gone)
+        drop_if(self, gone)
+
+    monkeypatch.setattr(Pending, "drop_if", record)
+    before = session._pending.size_bytes
+    parts = [source.table(path=[f"/{name}"] * 16).slice(0, 8) for name in "ab"]
+    session.set_references(None, pa.concat_tables(parts))
+
+    assert len(passes) == 1
+    assert before == 3 * 16 * 16
+    assert session._pending.size_bytes == before - 16 * 16
+    session.commit("both")
+    expected = np.ones_like(source.expected)
+    assert (read_array(repo, "c") == expected).all()
+    expected[:4] = source.expected[:4]
+    for name in "ab":
+        assert (read_array(repo, name) == expected).all()
 
 
 def test_references_lie_over_what_was_there(source: Source) -> None:

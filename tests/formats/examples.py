@@ -6,7 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
@@ -75,7 +78,7 @@ LOG = TransactionLog(
     created=(NodeName(id=1, path="/", type="group"), ARRAY),
     chunks={
         2: ChunkChanges(
-            written=(coords.encode_one((3, 4)),),
+            written=from_values([coords.encode_one((3, 4))], pa.binary()),
             bulk=(BulkWrite(manifest=MANIFEST, extent=((0, 10), (0, 10)), chunk_count=100),),
         )
     },

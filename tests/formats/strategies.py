@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, volume
+from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
@@ -22,8 +24,6 @@ from tests.core.strategies import documents, finite_values
 from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from icechunk_arrow.core.chunks import Extent
 
 ids = st.binary(min_size=12, max_size=12).map(encode_id)
@@ -173,7 +173,7 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
     ndim = draw(st.integers(0, 3))
     places = st.sets(
         st.lists(indices, min_size=ndim, max_size=ndim).map(coords.encode_one), max_size=4
-    ).map(lambda found: tuple(sorted(found)))
+    ).map(lambda found: from_values(sorted(found), pa.binary()))
     bulk = st.builds(
         BulkWrite, manifest=ids, extent=extents(ndim), chunk_count=st.integers(1, 2**63)
     )
@@ -183,7 +183,7 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
         bulk=tuple(draw(st.lists(bulk, max_size=2))),
         kept=draw(st.none() | st.tuples(*[st.integers(0, 2**62)] * ndim)),
     )
-    return ChunkChanges(written=(b"",)) if changes.is_empty else changes
+    return ChunkChanges(written=from_values([b""], pa.binary())) if changes.is_empty else changes
 
 
 @st.composite

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.log import ChunkChanges, TransactionLog
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.log import ChunkChanges, NodeName, TransactionLog
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import attributes, envelope, transaction
 from icechunk_arrow.formats.layout import FileKind
@@ -125,6 +129,24 @@ def test_a_log_is_one_row_per_operation() -> None:
     assert rows[4]["coord"] == b"\x03\x04"
 
 
+def test_single_chunks_stay_columns() -> None:
+    """A log of very many holds no Python object for each after it is read."""
+    arrays, count = 50, 4000
+    places = coords.encode(np.arange(count, dtype=np.uint64)[:, None])
+    changes = {
+        number: ChunkChanges(written=places.slice(0, 3000), deleted=places.slice(3000))
+        for number in range(arrays)
+    }
+    names = {number: NodeName(id=number, path=f"/{number}", type="array") for number in changes}
+    log = TransactionLog(facts=FACTS, chunks=changes, names=names)
+    before = sys.getallocatedblocks()
+    found = transaction.decode(transaction.encode(log), FACTS.id)
+    made = sys.getallocatedblocks() - before
+
+    assert found == replace(log, facts=None)
+    assert made < arrays * count / 10
+
+
 def test_a_scalar_that_shrank_is_told_from_one_that_did_not() -> None:
     """No dimensions is not nothing."""
     names = BARE_LOG.names
@@ -155,6 +177,17 @@ UNSOUND = {
     "no extent": lambda: log_rows(extent=lambda *_: None),
     "no rows": lambda: log_rows().slice(0, 0),
     "no column": lambda: log_rows().drop_columns(["coord"]),
+    "no operation": lambda: log_rows().set_column(
+        1, "operation", pa.array(["snapshot", None, None, None, None], pa.string())
+    ),
+    "operations of another kind": lambda: log_rows().set_column(
+        1, "operation", pa.array([[1], [2], [3], [4], [5]])
+    ),
+    "no coordinate": lambda: log_rows(coord=lambda *_: None),
+    "no node": lambda: log_rows(node_id=lambda r, v: v if r < 4 else None),
+    "coordinates of another kind": lambda: log_rows().set_column(
+        6, "coord", pa.array(["a"] * 5, pa.string())
+    ),
 }
 
 

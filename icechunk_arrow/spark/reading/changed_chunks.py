@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import member_mask
-from icechunk_arrow.core.columns import from_values, one_array
+from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.log import ChunkChanges
 from icechunk_arrow.errors import CorruptFileError
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
+    import pyarrow as pa
 
     from icechunk_arrow.core.inventories import InventoryEntry
     from icechunk_arrow.core.log import BulkWrite, NodeName
@@ -114,8 +114,7 @@ class ArrayChanges:
     def coordinates(self, piece: Piece) -> Iterator[Coordinates]:
         """Give the chunks of a piece, as n × dimensions arrays."""
         if piece.source in {"written", "deleted"}:
-            listed = getattr(self.changes, piece.source)[piece.start : piece.stop]
-            yield self._decoded(from_values(list(listed), pa.binary()))
+            yield self._decoded(getattr(self.changes, piece.source)[piece.start : piece.stop])
         elif piece.source == "bulk":
             yield from self._bulk(self.changes.bulk[piece.item], piece.start, piece.stop)
         else:
@@ -167,12 +166,12 @@ class ArrayChanges:
 
     def holds(self, places: Coordinates) -> Mask:
         """Tell of chunks whether the log says that they were written or deleted one by one, or written in bulk."""
-        listed = [*self.changes.written, *self.changes.deleted]
         found: Mask = np.zeros(len(places), np.bool_)
         if not len(places):
             return found
-        if listed:
-            found |= member_mask(coords.encode(places), from_values(listed, pa.binary()))
+        listed = self.changes.single
+        if len(listed):
+            found |= member_mask(coords.encode(places), listed)
         for bulk in self.changes.bulk:
             box = np.array(bulk.extent, np.uint64).reshape(-1, 2)
             inside = _all((box[:, 0] <= places) & (places < box[:, 1]))
