@@ -17,6 +17,7 @@ import zarr
 from tests.benchmarks.arrays import large_chunks, small_chunks
 from tests.benchmarks.changes import append, appends, overwrite
 from tests.benchmarks.commits import commit, growth, opening
+from tests.benchmarks.crowd import crowd
 from tests.benchmarks.harness import Bench
 from tests.benchmarks.imports import imports
 from tests.benchmarks.peers import PeerError, start_icechunk
@@ -46,6 +47,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "appends": appends,
     "memory": memory,
     "plate": plate,
+    "crowd": crowd,
     "growth": growth,
     "sql": sql,
     "sql_spark": sql_spark,

@@ -33,8 +33,9 @@ def first_chunk(bench: Bench) -> None:
     """A new process opens the repository and finds one chunk among a million, ten, a hundred million.
 
     Opening, a session and ``store.getsize`` of one chunk, which finds its reference; icechunk split the same.
-    The clock starts when everything is imported. The floor opens the Parquet file of the same references,
-    finds the row group by its statistics, reads it and finds the row. Files lie in the page cache for all.
+    The clock starts when everything is imported and the event loop runs. The floor opens the Parquet file of the
+    same references, finds the row group by its statistics, reads it and finds the row. Files lie in the page
+    cache for all.
     """
     sizes = bench.sizes
     names = ["ours", *([SPLIT] if bench.icechunk is not None else []), _FLOOR]
