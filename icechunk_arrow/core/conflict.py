@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,8 +162,7 @@ def conflicts(
             ),
         )
     found = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
-    for node_id, changes in sorted(ours.chunks.items()):
-        found += _of_chunks(ours.names[node_id], changes, theirs, coords_of)
+    found += _of_chunks(ours, theirs, coords_of)
     return (*found, *_of_deletions(ours, theirs))
 
 
@@ -214,31 +214,46 @@ def _updated(log: TransactionLog) -> Mapping[int, NodeName]:
 
 
 def _of_chunks(
-    node: NodeName,
-    changes: ChunkChanges,
+    ours: TransactionLog,
     theirs: TransactionLog,
     coords_of: Callable[[int, BulkWrite], pa.Array],
 ) -> list[Conflict]:
-    if node.id in {gone.id for gone in theirs.deleted}:
-        return [_of(ConflictType.ChunksUpdatedInDeletedArray, node)]
-    if node.id in {created.id for created in theirs.created}:
-        return []  # an id given out twice; ours is given another
+    deleted = {node.id for node in theirs.deleted}
+    created = {node.id for node in theirs.created}
+    updated = _updated(theirs)
     found = []
-    if node.id in _updated(theirs):
-        found.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
-    if node.id in theirs.chunks:
-        chunks, count = _both(changes, theirs.chunks[node.id], lambda b: coords_of(node.id, b))
-        if count:
-            found.append(
-                Conflict(
-                    conflict_type=ConflictType.ChunkDoubleUpdate,
-                    path=node.path,
-                    node_id=node.id,
-                    conflicted_chunks=tuple(chunks),
-                    chunk_count=count,
-                )
-            )
+    for node_id in ours.chunks:
+        node = ours.names[node_id]
+        if node_id in deleted:
+            found.append(_of(ConflictType.ChunksUpdatedInDeletedArray, node))
+            continue
+        if node_id in created:
+            continue  # an id given out twice; ours is given another
+        if node_id in updated:
+            found.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
+        if node_id in theirs.chunks:
+            found += _of_double_updates(node, ours, theirs, partial(coords_of, node_id))
     return found
+
+
+def _of_double_updates(
+    node: NodeName,
+    ours: TransactionLog,
+    theirs: TransactionLog,
+    coords_of: Callable[[BulkWrite], pa.Array],
+) -> list[Conflict]:
+    chunks, count = _both(ours.chunks[node.id], theirs.chunks[node.id], coords_of)
+    if not count:
+        return []
+    return [
+        Conflict(
+            conflict_type=ConflictType.ChunkDoubleUpdate,
+            path=node.path,
+            node_id=node.id,
+            conflicted_chunks=tuple(chunks),
+            chunk_count=count,
+        )
+    ]
 
 
 def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
