@@ -87,7 +87,6 @@ class Session(BaseSession):
                 self.delete_chunk(path, ())
                 return
             self._staging.delta(view.node.id).shrink((0,) * ndim)
-            self._pending.drop_if(lambda place: place[0] == view.node.id)
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -97,7 +96,7 @@ class Session(BaseSession):
         """
         with self._lock:
             self._check_writable()
-            self._write_pending()  # so that what is staged names files, and nothing waits in memory
+            self._write_waiting()  # so that what is staged names files, and nothing waits in memory
             before = self._staging.copy()
         try:
             yield
@@ -105,7 +104,6 @@ class Session(BaseSession):
             with self._lock:
                 self._staging = before
                 self._views.clear()
-                self._pending.drop_if(lambda _: True)
             raise
 
     # -- work done by others
@@ -118,7 +116,7 @@ class Session(BaseSession):
         """
         with self._lock:
             self._check_writable()
-            self._write_pending()
+            self._write_waiting()
             snapshot_id = self._snapshot_id
             if self.has_uncommitted_changes:
                 snapshot_id = uncommitted_snapshot(
@@ -173,7 +171,6 @@ class Session(BaseSession):
             gone = one_array(part.deleted["coord"]).to_pylist()
             for node_id, coord in zip(ids, gone, strict=True):
                 self._staging.delta(node_id).entries[coord] = None
-                self._pending.drop((node_id, coord))
         self.stage(staged)
         self._staging.shared_runs.update(shared_manifests(parts))
 
@@ -207,7 +204,7 @@ class ForkSession(Session):
         """Write everything that is still in memory, and tell what there is for the session to take over."""
         with self._lock:
             if self._written is None:
-                self._write_pending()
+                self._write_waiting()
                 self._written = write_out(self._context, self._staging.base, self._changes())
             return self._written
 

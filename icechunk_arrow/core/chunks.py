@@ -49,6 +49,7 @@ __all__ = [
     "concat_sorted",
     "describe_arrays",
     "extent_of",
+    "extent_of_grid",
     "form_flags",
     "is_sorted",
     "is_virtual",
@@ -246,6 +247,11 @@ def volume(extent: Extent) -> int:
     for start, stop in extent:
         total *= max(stop - start, 0)
     return total
+
+
+def extent_of_grid(counts: tuple[int, ...] | None) -> Extent | None:
+    """Give the extent of a grid with so many chunks along each dimension; None of no grid."""
+    return None if counts is None else tuple((0, count) for count in counts)
 
 
 def coord_in(extent: Extent, place: int) -> tuple[int, ...]:

@@ -6,21 +6,34 @@ A bulk write is known by its manifest and extent, single writes by their coordin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.chunks import volume
-from icechunk_arrow.core.columns import empty
+from icechunk_arrow.core.columns import empty, indices, run_edges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator
+
+    import numpy.typing as npt
 
     from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.snapshot import SnapshotFacts
 
-__all__ = ["BulkWrite", "ChunkChanges", "NodeName", "TransactionLog"]
+__all__ = [
+    "NO_SINGLES",
+    "BulkWrite",
+    "ChunkChanges",
+    "ChunkLog",
+    "NodeName",
+    "Singles",
+    "TransactionLog",
+]
 
 
 class NodeName(NamedTuple):
@@ -62,15 +75,105 @@ class ChunkChanges:
     """Where the array shrank: chunks outside this many along each dimension are gone."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing happened."""
-        single = len(self.written) + len(self.deleted)
-        return not (single or self.bulk or self.kept is not None)
-
-    @property
     def single(self) -> pa.Array:
         """Coordinates of all chunks that were written or deleted one by one, each once."""
         return pa.concat_arrays([self.written, self.deleted]).unique()
+
+
+@dataclass(frozen=True, eq=False)
+class Singles:
+    """Chunks of many arrays, named one by one: columns, sorted by node and coordinate."""
+
+    node_ids: npt.NDArray[np.uint32]
+    coords: pa.Array
+    """Encoded coordinates."""
+
+    def __len__(self) -> int:
+        return len(self.node_ids)
+
+    @classmethod
+    def of(cls, by_node: Mapping[int, pa.Array]) -> Singles:
+        """Put columns of single nodes together."""
+        full = [(node_id, coords) for node_id, coords in sorted(by_node.items()) if len(coords)]
+        ids = [np.full(len(coords), node_id, np.uint32) for node_id, coords in full]
+        if not full:
+            return NO_SINGLES
+        return cls(np.concatenate(ids), pa.concat_arrays([coords for _, coords in full]))
+
+    @cached_property
+    def spans(self) -> Mapping[int, slice]:
+        """Where each node's chunks stand, by its id; nodes without any are not there."""
+        if not len(self):
+            return {}
+        edges = run_edges(self.node_ids)
+        spans = map(slice, edges[:-1].tolist(), edges[1:].tolist())
+        return dict(zip(self.node_ids[edges[:-1]].tolist(), spans, strict=True))
+
+    @cached_property
+    def counts(self) -> Mapping[int, int]:
+        """How many chunks of each node there are, as far as there are any."""
+        return {node_id: span.stop - span.start for node_id, span in self.spans.items()}
+
+    def of_node(self, node_id: int) -> pa.Array:
+        """Give the coordinates of one node's chunks."""
+        span = self.spans.get(node_id)
+        return _no_chunks() if span is None else self.coords[span]
+
+    def without(self, nodes: Collection[int]) -> Singles:
+        """Leave out all chunks of some nodes."""
+        if not nodes:
+            return self
+        gone = np.fromiter(nodes, np.uint32, len(nodes))
+        kept = np.flatnonzero(~np.isin(self.node_ids, gone))
+        return Singles(self.node_ids[kept], self.coords.take(indices(kept)))
+
+
+NO_SINGLES = Singles(np.zeros(0, np.uint32), empty(pa.binary()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChunkLog(Mapping[int, ChunkChanges]):
+    """What happened to the chunks of all arrays: by array a view, beneath it columns."""
+
+    written: Singles = NO_SINGLES
+    deleted: Singles = NO_SINGLES
+    bulk: Mapping[int, tuple[BulkWrite, ...]] = field(default_factory=dict)
+    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, by_node: Mapping[int, ChunkChanges]) -> ChunkLog:
+        """Put what happened to single arrays together."""
+        return cls(
+            written=Singles.of({i: each.written for i, each in by_node.items()}),
+            deleted=Singles.of({i: each.deleted for i, each in by_node.items()}),
+            bulk={i: each.bulk for i, each in by_node.items() if each.bulk},
+            kept={i: each.kept for i, each in by_node.items() if each.kept is not None},
+        )
+
+    @cached_property
+    def node_ids(self) -> Mapping[int, None]:
+        """The arrays to which something happened, rising."""
+        found = {*self.written.spans, *self.deleted.spans, *self.bulk, *self.kept}
+        return dict.fromkeys(sorted(found))
+
+    def __len__(self) -> int:
+        return len(self.node_ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.node_ids)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self.node_ids
+
+    def __getitem__(self, node_id: int) -> ChunkChanges:
+        if node_id not in self.node_ids:
+            raise KeyError(node_id)
+        return ChunkChanges(
+            written=self.written.of_node(node_id),
+            deleted=self.deleted.of_node(node_id),
+            bulk=self.bulk.get(node_id, ()),
+            kept=self.kept.get(node_id),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +187,7 @@ class TransactionLog:
     """Each node under its new path, with the path that it had."""
     updated_metadata: tuple[NodeName, ...] = ()
     updated_attributes: tuple[NodeName, ...] = ()
-    chunks: Mapping[int, ChunkChanges] = field(default_factory=dict)
+    chunks: ChunkLog = field(default_factory=ChunkLog)
     names: Mapping[int, NodeName] = field(default_factory=dict)
     """The arrays that ``chunks`` speaks of."""
 

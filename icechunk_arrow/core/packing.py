@@ -11,46 +11,56 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from icechunk_arrow.core.manifest_settings import DEFAULT_SET
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from icechunk_arrow.core.manifest_settings import (
-        ManifestRule,
-        ManifestSet,
-        ManifestSettings,
-        Range,
-    )
+    from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings, Range
 
-__all__ = ["ArrayFacts", "Pack", "bin_pack", "choose_set", "closure", "ordered_sets", "pack"]
+__all__ = [
+    "ArrayShape",
+    "Pack",
+    "PlainShape",
+    "bin_pack",
+    "choose_set",
+    "closure",
+    "ordered_sets",
+    "pack",
+]
 
 
-class ArrayFacts(NamedTuple):
-    """What packing knows of an array; a tuple, since a commit may make thousands.
+class ArrayShape(Protocol):
+    """What packing and placement ask of an array; rules seldom ask for all of it, and arrays may be many."""
 
-    Parameters
-    ----------
-    id
-        The array's id; no other array in question has it.
-    path
-        The whole path, beginning with ``/``.
-    size
-        How many references are to be placed.
-    metadata_chunks
-        How many chunks its grid has.
-    initialized_chunks
-        How many chunks it has.
-    """
+    @property
+    def path(self) -> str:
+        """The whole path, beginning with ``/``."""
 
-    id: int
+    @property
+    def chunk_counts(self) -> tuple[int, ...]:
+        """How many chunks its grid has along each dimension."""
+
+    @property
+    def dimension_names(self) -> tuple[str | None, ...] | None:
+        """What its dimensions are called."""
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks it has, in all manifests."""
+
+
+class PlainShape(NamedTuple):
+    """An array's shape of which all is known."""
+
     path: str
-    size: int
-    metadata_chunks: int
-    initialized_chunks: int
+    chunk_counts: tuple[int, ...]
+    dimension_names: tuple[str | None, ...] | None
+    chunk_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +74,26 @@ class Pack:
     array_ids: tuple[int, ...]
 
 
-def choose_set(settings: ManifestSettings, facts: ArrayFacts) -> ManifestSet:
+def choose_set(settings: ManifestSettings, shape: ArrayShape) -> ManifestSet:
     """The set that an array is meant for: that of the first rule that matches, or the default one."""
-    return _choose_sets(settings, [facts])[0]
+    return _choose_sets(settings, [shape])[0]
 
 
-def _choose_sets(settings: ManifestSettings, arrays: Sequence[ArrayFacts]) -> list[ManifestSet]:
+def _choose_sets(settings: ManifestSettings, arrays: Sequence[ArrayShape]) -> list[ManifestSet]:
     """Choose the set of each array; patterns see all paths at once."""
     sets = {each.name: each for each in settings.sets}
     found = [DEFAULT_SET] * len(arrays)
     undecided = list(range(len(arrays)))
     for rule in settings.rules:
-        candidates = [row for row in undecided if _counts_match(rule, arrays[row])]
+        candidates = undecided
+        if rule.initialized_chunks is not None:
+            wanted = rule.initialized_chunks
+            candidates = [row for row in candidates if _is_within(arrays[row].chunk_count, wanted)]
+        if rule.metadata_chunks is not None:
+            wanted = rule.metadata_chunks
+            candidates = [
+                row for row in candidates if _is_within(prod(arrays[row].chunk_counts), wanted)
+            ]
         if rule.pattern is not None and candidates:
             matches = rule.pattern.matches_all([arrays[row].path for row in candidates])
             candidates = [row for row, ok in zip(candidates, matches, strict=True) if ok]
@@ -86,15 +104,7 @@ def _choose_sets(settings: ManifestSettings, arrays: Sequence[ArrayFacts]) -> li
     return [sets[name] for name in found]
 
 
-def _counts_match(rule: ManifestRule, facts: ArrayFacts) -> bool:
-    return _is_within(facts.metadata_chunks, rule.metadata_chunks) and _is_within(
-        facts.initialized_chunks, rule.initialized_chunks
-    )
-
-
-def _is_within(count: int, wanted: Range | None) -> bool:
-    if wanted is None:
-        return True
+def _is_within(count: int, wanted: Range) -> bool:
     start, stop = wanted
     return (start is None or start <= count) and (stop is None or count < stop)
 
@@ -119,55 +129,56 @@ def ordered_sets(settings: ManifestSettings) -> tuple[ManifestSet, ...]:
     return tuple(order)
 
 
-def pack(settings: ManifestSettings, arrays: Iterable[ArrayFacts]) -> list[Pack]:
-    """Assign every array to one manifest of one set.
+def pack(
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+) -> list[Pack]:
+    """Assign every array to one manifest of one set; ``sizes`` are references to be placed, by array id.
 
     An array that is larger than its set's limit, and the arrays of manifests beyond a set's cardinality (the
     fullest manifests stay), go to the set that is overflowed to. In a last set, which overflows nowhere, a
     larger array has a pack of its own.
 
-    What counts against a limit is ``size``, the references that are to be placed. The chunks of the array's grid
+    What counts against a limit is the references that are to be placed. The chunks of the array's grid
     would count what is not there: a sparse array would fill manifests with nothing, and an array of a million
     chunks, of which ten are written, would be cut. Rules may go by either.
     """
-    members = list(arrays)
-    assert len({facts.id for facts in members}) == len(members), "array ids differ"
-    waiting: dict[str, list[ArrayFacts]] = defaultdict(list)
-    for facts, chosen in zip(members, _choose_sets(settings, members), strict=True):
-        waiting[chosen.name].append(facts)
+    waiting: dict[str, list[int]] = defaultdict(list)
+    homes = _choose_sets(settings, [shapes(array_id) for array_id in sizes])
+    for array_id, chosen in zip(sizes, homes, strict=True):
+        waiting[chosen.name].append(array_id)
     packs = []
     for each in ordered_sets(settings):
-        found, overflow = _pack_set(each, waiting.pop(each.name, []))
+        found, overflow = _pack_set(each, waiting.pop(each.name, []), sizes)
         if each.overflow_to is not None:
             waiting[each.overflow_to] += overflow
-        ids = sorted(tuple(sorted(facts.id for facts in group)) for group in found)
+        ids = sorted(tuple(sorted(group)) for group in found)
         packs += [Pack(set_name=each.name, array_ids=group) for group in ids]
     assert not waiting, "a set overflows to one that comes later"
     return packs
 
 
 def _pack_set(
-    chosen: ManifestSet, members: Sequence[ArrayFacts]
-) -> tuple[list[list[ArrayFacts]], list[ArrayFacts]]:
+    chosen: ManifestSet, array_ids: Sequence[int], sizes: Mapping[int, int]
+) -> tuple[list[list[int]], list[int]]:
     """Pack the members of one set: the groups that stay, and the arrays that do not fit."""
-    members = sorted(members, key=lambda facts: facts.id)
+    members = sorted(array_ids)
     limit, number = chosen.max_manifest_size, chosen.arrays_per_manifest
-    too_large = [] if limit is None else [facts for facts in members if facts.size > limit]
-    fitting = members if limit is None else [facts for facts in members if facts.size <= limit]
-    sizes = [facts.size for facts in fitting]
+    too_large = [] if limit is None else [each for each in members if sizes[each] > limit]
+    fitting = members if limit is None else [each for each in members if sizes[each] <= limit]
+    wanted = [sizes[each] for each in fitting]
     if limit is not None:
-        bins = bin_pack(sizes, limit)
+        bins = bin_pack(wanted, limit)
     else:
         assert number is not None, "a set packs by one of the two"
-        bins = _spread(sizes, number)
+        bins = _spread(wanted, number)
     groups = [[fitting[row] for row in rows] for rows in bins]
     if chosen.overflow_to is None:
-        return groups + [[facts] for facts in too_large], []
+        return groups + [[each] for each in too_large], []
     if chosen.cardinality is None or len(groups) <= chosen.cardinality:
         return groups, too_large
-    groups.sort(key=lambda group: (-sum(f.size for f in group), min(f.id for f in group)))
+    groups.sort(key=lambda group: (-sum(map(sizes.__getitem__, group)), min(group)))
     stay, beyond = groups[: chosen.cardinality], groups[chosen.cardinality :]
-    return stay, too_large + [facts for group in beyond for facts in group]
+    return stay, too_large + [each for group in beyond for each in group]
 
 
 def bin_pack(sizes: Sequence[int], limit: int) -> list[list[int]]:

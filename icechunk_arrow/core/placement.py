@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import rows_of_arrays, sort_rows
 from icechunk_arrow.core.columns import indices, one_array, to_numpy
-from icechunk_arrow.core.packing import ArrayFacts, choose_set, closure, pack
+from icechunk_arrow.core.packing import choose_set, closure, pack
 from icechunk_arrow.core.splits import axis_of, box_numbers, box_of, cuts, keeps_order
 
 if TYPE_CHECKING:
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
-    from icechunk_arrow.core.packing import Pack
+    from icechunk_arrow.core.packing import ArrayShape, Pack
 
 __all__ = [
     "MAX_MANIFEST_ROWS",
     "MERGE_FAN",
     "SMALL_ROWS",
-    "ArrayShape",
     "Live",
     "choose_units",
     "groups_of",
@@ -40,7 +39,6 @@ __all__ = [
     "place",
     "place_additions",
     "set_for_size",
-    "set_of",
     "sizes_after",
 ]
 
@@ -54,42 +52,9 @@ _GAIN = 4
 """A merge leaves at most a quarter as many manifests of the class, or it would be done again and again."""
 
 
-class ArrayShape(NamedTuple):
-    """What placement knows of an array; a tuple, since a commit may make thousands."""
-
-    path: str
-    chunk_counts: tuple[int, ...]
-    dimension_names: tuple[str | None, ...] | None
-    chunk_count: int
-    """How many chunks it has, in all manifests."""
-
-    @property
-    def grid_chunk_count(self) -> int:
-        """How many chunks its grid has."""
-        total = 1
-        for count in self.chunk_counts:
-            total *= count
-        return total
-
-
 def limit_of(chosen: ManifestSet) -> int:
     """How many rows a manifest of a set may have."""
     return min(chosen.max_manifest_size or MAX_MANIFEST_ROWS, MAX_MANIFEST_ROWS)
-
-
-def _facts(array_id: int, shape: ArrayShape, size: int) -> ArrayFacts:
-    return ArrayFacts(
-        id=array_id,
-        path=shape.path,
-        size=size,
-        metadata_chunks=shape.grid_chunk_count,
-        initialized_chunks=shape.chunk_count,
-    )
-
-
-def set_of(settings: ManifestSettings, array_id: int, shape: ArrayShape) -> ManifestSet:
-    """The manifest set that an array is meant for."""
-    return choose_set(settings, _facts(array_id, shape, shape.chunk_count))
 
 
 def set_for_size(settings: ManifestSettings, chosen: ManifestSet, size: int) -> ManifestSet:
@@ -103,8 +68,7 @@ def _packs(
     settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
 ) -> list[tuple[ManifestSet, Pack]]:
     sets = {each.name: each for each in settings.sets}
-    facts = [_facts(array_id, shapes(array_id), size) for array_id, size in sizes.items()]
-    return [(sets[each.set_name], each) for each in pack(settings, facts)]
+    return [(sets[each.set_name], each) for each in pack(settings, sizes, shapes)]
 
 
 def groups_of(
@@ -292,7 +256,7 @@ def _choose_merges(
         for array_id in tenants[name]:
             if array_id not in sets:
                 shape = shapes(array_id)
-                meant = set_of(settings, array_id, shape)
+                meant = choose_set(settings, shape)
                 sets[array_id] = set_for_size(settings, meant, shape.chunk_count)
         homes = {sets[array_id].name: sets[array_id] for array_id in tenants[name]}
         if row_counts[name] * 2 <= max(limit_of(each) for each in homes.values()):

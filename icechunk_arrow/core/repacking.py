@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
-    from icechunk_arrow.core.placement import ArrayShape
+    from icechunk_arrow.core.packing import ArrayShape
 
 __all__ = ["Cut", "Repacking", "meeting", "plan_repacking"]
 

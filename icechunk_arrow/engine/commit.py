@@ -18,28 +18,22 @@ from icechunk_arrow.core.manifests import subtract
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.manifest_writer import NOTHING_WRITTEN, ManifestWriter
-from icechunk_arrow.engine.plan import (
-    plan_commit,
-    plan_delta,
-    plan_reading,
-    ranks_of,
-    shapes_of,
-)
+from icechunk_arrow.engine.plan import ArrayShapes, plan_commit, plan_delta, plan_reading
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
     from typing import Any
 
     from icechunk_arrow.core.chunk_set import ChunkSet
-    from icechunk_arrow.core.placement import ArrayShape
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.manifest_writer import WrittenManifests
     from icechunk_arrow.engine.plan import Changes, CommitPlan, PlannedFile, Reading
+    from icechunk_arrow.engine.settling import Gathered
 
 __all__ = [
     "check_message",
@@ -69,7 +63,7 @@ def plan(
     started_at: datetime,
 ) -> CommitPlan:
     """Write the manifests of a commit, which nothing names yet, and plan the rest."""
-    settings, shapes = context.config.chunk_manifests, shapes_of(base, changes)
+    settings, shapes = context.config.chunk_manifests, ArrayShapes(base, changes)
     reading = plan_reading(base, changes, settings, shapes)
     delta = _write_delta(context, base, changes, shapes)
     rewritten, replaced = _rewrite(context, base, reading, shapes)
@@ -120,16 +114,16 @@ def plan_written(
 
 
 def _write_delta(
-    context: Context, base: Snapshot, changes: Changes, shapes: Callable[[int], ArrayShape]
+    context: Context, base: Snapshot, changes: Changes, shapes: ArrayShapes
 ) -> WrittenManifests:
     with ManifestWriter(context.storage, new_id, hold_one=True) as writer:
         for table in plan_delta(base, changes, context.config.chunk_manifests, shapes):
-            writer.write(table, ranks_of(table, shapes))
+            writer.write(table, shapes.ranks(table))
         return writer.finish()
 
 
 def _rewrite(
-    context: Context, base: Snapshot, reading: Reading, shapes: Callable[[int], ArrayShape]
+    context: Context, base: Snapshot, reading: Reading, shapes: ArrayShapes
 ) -> tuple[WrittenManifests, frozenset[str]]:
     """Write live manifests again as a reading says, one unit at a time; tell which are replaced."""
     if not reading.units:
@@ -150,7 +144,7 @@ def _rewrite(
                     writer.write(after[0], ndims, within=within)
                 continue
             for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
-                writer.write(table, ranks_of(table, shapes))
+                writer.write(table, shapes.ranks(table))
         return writer.finish(), frozenset(replaced)
 
 
@@ -181,9 +175,16 @@ def write_files(context: Context, files: tuple[PlannedFile, ...]) -> None:
         list(pool.map(put, files))
 
 
-def commit_once(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
-    """Write a planned commit and try to make it the branch's next; ``ConflictError`` where it lost."""
+def commit_once(
+    context: Context, tip: Tip, planned: CommitPlan, gathered: Gathered | None = None
+) -> Tip:
+    """Write a planned commit and try to make it the branch's next; ``ConflictError`` where it lost.
+
+    What it refers to is there before: chunk files that are still being written are waited for.
+    """
     write_files(context, planned.files)
+    if gathered is not None:
+        gathered.finish()
     context.storage.sync()
     new_tip = context.catalog.advance(tip, planned.snapshot.facts.info)
     context.files.hold_snapshot(planned.snapshot, len(planned.files[-1].data))

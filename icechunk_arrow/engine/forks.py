@@ -18,14 +18,14 @@ from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, entries_of_array, inventories_by_array
+from icechunk_arrow.core.manifests import ENTRY_SCHEMA, inventories_by_array
 from icechunk_arrow.core.overlaps import overlapping
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
 from icechunk_arrow.engine.commit import plan, write_files
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
-from icechunk_arrow.engine.plan import ranks_of, shapes_of
+from icechunk_arrow.engine.plan import ArrayShapes
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -90,23 +90,17 @@ def uncommitted_snapshot(
 
 def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChunks:
     """Write everything that a fork has staged as manifests, as the settings want it."""
-    shapes = shapes_of(base, changes)
+    chunks, shapes = changes.chunks, ArrayShapes(base, changes)
     with ManifestWriter(context.storage, new_id) as writer:
-        for table in place(changes.rows, context.config.chunk_manifests, shapes):
-            writer.write(table, ranks_of(table, shapes))
+        for table in place(chunks.rows, context.config.chunk_manifests, shapes):
+            writer.write(table, shapes.ranks(table))
         written = writer.finish()
-    runs = [entries_of_array(i, d.runs) for i, d in changes.deltas.items() if len(d.runs)]
-    sizes = dict(written.sizes)
-    gone = [empty_table(_DELETED)]
-    for node_id, delta in changes.deltas.items():
-        sizes.update(delta.run_sizes)
-        ids = from_numpy(np.full(len(delta.deleted), node_id, np.uint32), pa.uint32())
-        gone.append(pa.Table.from_arrays([ids, delta.deleted], schema=_DELETED))
+    gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
     return WrittenChunks(
-        entries=pa.concat_tables([written.entries, *runs]).combine_chunks(),
-        sizes=sizes,
-        deleted=pa.concat_tables(gone).combine_chunks(),
-        paths={node_id: shapes(node_id).path for node_id in changes.deltas},
+        entries=pa.concat_tables([written.entries, *chunks.run_entries()]).combine_chunks(),
+        sizes={**written.sizes, **chunks.run_sizes},
+        deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
+        paths={node_id: shapes.path(node_id) for node_id in chunks.array_ids},
     )
 
 

@@ -28,7 +28,8 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
-from icechunk_arrow.engine.staging import Runs, settle
+from icechunk_arrow.engine.settling import settle
+from icechunk_arrow.engine.staging import Runs
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,10 @@ and coordinate). Does not know sessions: it is handed payloads and gives referen
 
 from __future__ import annotations
 
-from itertools import accumulate, repeat
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -14,22 +17,22 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.chunks import ChunkRef
-from icechunk_arrow.core.columns import from_numpy
+from icechunk_arrow.core.columns import from_numpy, from_values, indices
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import chunk_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["PayloadWriter", "Pending"]
+__all__ = ["PayloadWriter", "PlacedPayloads"]
 
-Place = tuple[int, bytes]
-"""An array's id and an encoded coordinate."""
+_MANY_BYTES = 1 << 20
+"""From so many on a file is written beside the planning of its commit, wherever it lies."""
 
 
 class PayloadWriter:
@@ -52,6 +55,10 @@ class PayloadWriter:
     def is_inline(self, size_bytes: int) -> bool:
         """Whether a chunk of this size stands in the manifest."""
         return size_bytes <= self._config.inline_chunk_threshold_bytes
+
+    def gathers(self, staged: object) -> bool:
+        """Whether what is staged of a chunk is bytes that wait to be gathered into a chunk file."""
+        return isinstance(staged, bytes) and not self.is_inline(len(staged))
 
     @property
     def inline_limit(self) -> int:
@@ -101,70 +108,91 @@ class PayloadWriter:
                 key=f"c/{ref.file}",
             )
 
-    def write_many(self, payloads: Sequence[bytes]) -> Iterator[list[ChunkRef]]:
-        """Write payloads into chunk files, in order; give the references of each file once it is written."""
-        batch: list[bytes] = []
-        size_bytes = 0
-        for data in payloads:
-            batch.append(data)
-            size_bytes += len(data)
-            if size_bytes >= self._config.chunk_file_size_bytes:
-                yield self._write_batch(batch)
-                batch, size_bytes = [], 0
-        if batch:
-            yield self._write_batch(batch)
+    def start(self, payloads: Sequence[bytes], *, aside: bool) -> PlacedPayloads:
+        """Place payloads in chunk files, in order, and write these: now, or on a thread where that pays."""
+        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        ends = np.cumsum(lengths)
+        stops = _file_stops(ends, self._config.chunk_file_size_bytes)
+        starts = [0, *stops[:-1]]
+        counts = np.subtract(stops, starts)
+        names = [self._new_id() for _ in stops]
+        files = [(name, payloads[a:b]) for name, a, b in zip(names, starts, stops, strict=True)]
+        aside &= not self._storage.capabilities.fast or int(ends[-1]) >= _MANY_BYTES
+        written = _begin(partial(self._write_files, files, sync=aside), aside=aside)
+        checks = None
+        if self._config.checksum_chunks:
+            checks = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
+        begins = ends - lengths
+        return PlacedPayloads(
+            names=names,
+            numbers=np.repeat(np.arange(len(names)), counts),
+            offsets=begins - np.repeat(begins[starts], counts),
+            lengths=lengths,
+            checks=checks,
+            written=written,
+        )
 
-    def _write_batch(self, batch: list[bytes]) -> list[ChunkRef]:
-        name = self._new_id()
-        self._storage.put(chunk_key(name), batch)
-        lengths = list(map(len, batch))
-        offsets = accumulate(lengths[:-1], initial=0)
+    def _write_files(self, files: Iterable[tuple[str, Sequence[bytes]]], *, sync: bool) -> None:
+        for name, payloads in files:
+            self._storage.put(chunk_key(name), payloads)
+        if sync:  # on a thread of its own this costs the commit nothing
+            self._storage.sync()
+
+
+def _file_stops(ends: npt.NDArray[np.int64], file_size: int) -> list[int]:
+    """Cut payloads, of which the running total is given, into files: each ends with the one that fills it."""
+    stops: list[int] = []
+    done = 0
+    while len(ends) > (stops[-1] if stops else 0):
+        stop = int(ends.searchsorted(done + file_size)) + 1
+        stops.append(min(stop, len(ends)))
+        done = int(ends[stops[-1] - 1])
+    return stops
+
+
+def _begin(write: Callable[[], None], *, aside: bool) -> Future[None]:
+    """Write now, or on a thread beside this one."""
+    if aside:
+        pool = ThreadPoolExecutor(1, "chunk-files")
+        try:
+            return pool.submit(write)
+        finally:
+            pool.shutdown(wait=False)
+    write()
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedPayloads:
+    """Payloads of which is known where they will stand, while their chunk files are being written."""
+
+    names: Sequence[str]
+    """The chunk files."""
+    numbers: npt.NDArray[np.int64]
+    """Which of the files each payload is in."""
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    checks: npt.NDArray[np.uint32] | None
+    written: Future[None]
+    """Done when all files are written; says what went wrong."""
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Give the references as columns."""
+        found = {
+            "chunk_file": from_values(self.names, pa.string()).take(indices(self.numbers)),
+            "offset": from_numpy(self.offsets.astype(np.uint64), pa.uint64()),
+            "length": from_numpy(self.lengths.astype(np.uint64), pa.uint64()),
+        }
+        if self.checks is not None:
+            found["crc32c"] = from_numpy(self.checks, pa.uint32())
+        return found
+
+    def refs(self) -> Iterator[ChunkRef]:
+        """Give the reference of each payload."""
+        files = map(self.names.__getitem__, self.numbers.tolist())
+        checks = repeat(None) if self.checks is None else self.checks.tolist()
         none = repeat(None)
-        checks = map(self._crc, batch)
-        return list(map(ChunkRef, none, repeat(name), offsets, lengths, none, none, checks))
-
-
-class Pending:
-    """Payloads that wait in memory to be gathered into chunk files; not safe for threads by itself."""
-
-    def __init__(self, writer: PayloadWriter, limit_bytes: int) -> None:
-        self._writer = writer
-        self._limit_bytes = limit_bytes
-        self._payloads: dict[Place, bytes] = {}
-        self.size_bytes = 0
-
-    def __contains__(self, place: Place) -> bool:
-        return place in self._payloads
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is enough for a chunk file."""
-        return self.size_bytes >= self._limit_bytes
-
-    def add(self, place: Place, payload: bytes) -> None:
-        """Let a payload wait."""
-        self.drop(place)
-        self._payloads[place] = payload
-        self.size_bytes += len(payload)
-
-    def drop(self, place: Place) -> None:
-        """Forget a payload that is overwritten or deleted before it was written."""
-        payload = self._payloads.pop(place, None)
-        if payload is not None:
-            self.size_bytes -= len(payload)
-
-    def drop_if(self, gone: Callable[[Place], bool]) -> None:
-        """Forget all payloads of which this is true."""
-        for place in [place for place in self._payloads if gone(place)]:
-            self.drop(place)
-
-    def write(self) -> Iterator[Iterator[tuple[Place, bytes, ChunkRef]]]:
-        """Write everything that waits; give the payloads of each file with their references."""
-        places = sorted(self._payloads)
-        start = 0
-        for refs in self._writer.write_many([self._payloads[place] for place in places]):
-            written = places[start : start + len(refs)]
-            payloads = list(map(self._payloads.pop, written))
-            self.size_bytes -= sum(map(len, payloads))
-            start += len(refs)
-            yield zip(written, payloads, refs, strict=True)
+        offsets, lengths = self.offsets.tolist(), self.lengths.tolist()
+        return map(ChunkRef, none, files, offsets, lengths, none, none, checks)

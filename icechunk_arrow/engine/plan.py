@@ -7,23 +7,18 @@ whoever drives executors use the same plan.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, extent_of, keep_rows, rows_of_arrays
-from icechunk_arrow.core.columns import bytes_at, empty, to_numpy
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
-from icechunk_arrow.core.manifests import (
-    entries_of_array,
-    inventories_by_array,
-)
+from icechunk_arrow.core.columns import bytes_at, to_numpy
+from icechunk_arrow.core.log import BulkWrite, ChunkLog, NodeName, TransactionLog
+from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import (
-    ArrayShape,
     Live,
     choose_units,
     place,
@@ -43,12 +38,14 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.chunk_set import ChunkSet
     from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
+    from icechunk_arrow.core.packing import ArrayShape
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.manifest_writer import WrittenManifests
-    from icechunk_arrow.engine.staging import Delta
+    from icechunk_arrow.engine.settling import Settled
 
 __all__ = [
     "UNCOMMITTED",
+    "ArrayShapes",
     "Changes",
     "CommitPlan",
     "PlannedFile",
@@ -57,8 +54,6 @@ __all__ = [
     "plan_commit",
     "plan_delta",
     "plan_reading",
-    "ranks_of",
-    "shapes_of",
 ]
 
 UNCOMMITTED = ""
@@ -74,9 +69,7 @@ class Changes:
     """What a session wants to commit on a base."""
 
     overlay: Mapping[str, Node | None]
-    rows: pa.Table
-    """References of all arrays that no manifest holds yet, sorted by (array_id, coord)."""
-    deltas: Mapping[int, Delta]
+    chunks: Settled
     next_node_id: int
 
 
@@ -135,27 +128,56 @@ def _touched(base: Snapshot, changes: Changes) -> tuple[dict[int, Node], set[int
     return changed, before - changed.keys()
 
 
-def shapes_of(base: Snapshot, changes: Changes) -> Callable[[int], ArrayShape]:
-    """Give what placement asks of an array, as it stands after the changes."""
-    changed, _ = _touched(base, changes)
+class _NodeShape(NamedTuple):
+    """A node's shape, with so many chunks that are not committed yet."""
 
-    @cache
-    def shape(node_id: int) -> ArrayShape:
-        node = changed.get(node_id) or base.find_node_by_id(node_id)
+    node: Node
+    added: int
+
+    @property
+    def path(self) -> str:
+        return self.node.path
+
+    @property
+    def chunk_counts(self) -> tuple[int, ...]:
+        return self.node.chunk_counts
+
+    @property
+    def dimension_names(self) -> tuple[str | None, ...] | None:
+        assert self.node.columns is not None
+        return self.node.columns.dimension_names
+
+    @property
+    def chunk_count(self) -> int:
+        return self.node.inventories.chunk_count + self.added
+
+
+class ArrayShapes:
+    """What placement asks of arrays, as they stand after some changes."""
+
+    def __init__(self, base: Snapshot, changes: Changes) -> None:
+        self._base = base
+        self._changed, _ = _touched(base, changes)
+        self._chunks = changes.chunks
+
+    def _node(self, node_id: int) -> Node:
+        node = self._changed.get(node_id) or self._base.find_node_by_id(node_id)
         assert node is not None
-        assert node.columns is not None
-        count = node.inventories.chunk_count
-        delta = changes.deltas.get(node_id)
-        if delta is not None:
-            count += len(delta.written) + delta.runs.chunk_count
-        return ArrayShape(
-            path=node.path,
-            chunk_counts=node.chunk_counts,
-            dimension_names=node.columns.dimension_names,
-            chunk_count=count,
-        )
+        return node
 
-    return shape
+    def __call__(self, node_id: int) -> ArrayShape:
+        """Give the shape of an array."""
+        return _NodeShape(self._node(node_id), self._chunks.chunk_count(node_id))
+
+    def path(self, node_id: int) -> str:
+        """Give the path of an array."""
+        return self._node(node_id).path
+
+    def ranks(self, table: pa.Table) -> dict[int, int]:
+        """Tell how many dimensions the arrays of some rows have."""
+        ids, _, _ = rows_of_arrays(table)
+        columns = ((array_id, self._node(array_id).columns) for array_id in ids.tolist())
+        return {array_id: len(found.shape) for array_id, found in columns if found is not None}
 
 
 def plan_reading(
@@ -174,11 +196,11 @@ def plan_reading(
         for name in gone.inventories.manifests if gone else ():
             losing.add(name)
             covered.setdefault(name, set()).add(node_id)
-    for node_id, delta in changes.deltas.items():
+    for node_id in changes.chunks.array_ids:
         node = base.find_node_by_id(node_id)
         if node is None or not len(node.inventories):
             continue
-        chunks = delta.chunk_set(node.inventories.starts.shape[1])
+        chunks = changes.chunks.chunk_set(node_id, node.inventories.starts.shape[1])
         affected = chunks.touching(node.inventories)
         if affected:
             going[node_id] = chunks
@@ -214,21 +236,16 @@ def plan_delta(
     shapes: Callable[[int], ArrayShape],
 ) -> Iterator[pa.Table]:
     """Decide which manifests the session's own references become."""
+    chunks = changes.chunks
     known = [
         node_id
-        for node_id, delta in changes.deltas.items()
-        if len(delta.runs)
+        for node_id in chunks.array_ids
+        if node_id in chunks.runs
         or ((node := base.find_node_by_id(node_id)) is not None and len(node.inventories))
     ]
-    more = np.isin(to_numpy(changes.rows["array_id"]), np.array(known, np.uint32))
-    yield from place(keep_rows(changes.rows, ~more), settings, shapes)
-    yield from place_additions(keep_rows(changes.rows, more), settings, shapes)
-
-
-def ranks_of(table: pa.Table, shapes: Callable[[int], ArrayShape]) -> dict[int, int]:
-    """Tell how many dimensions the arrays of some rows have."""
-    ids, _, _ = rows_of_arrays(table)
-    return {array_id: len(shapes(array_id).chunk_counts) for array_id in ids.tolist()}
+    more = np.isin(chunks.written.node_ids, np.array(known, np.uint32))
+    yield from place(keep_rows(chunks.rows, ~more), settings, shapes)
+    yield from place_additions(keep_rows(chunks.rows, more), settings, shapes)
 
 
 def plan_commit(
@@ -260,8 +277,7 @@ def plan_commit(
 
     for name, data in delta.held.items():
         add(FileKind.MANIFEST, name, data)
-    runs = [entries_of_array(i, d.runs) for i, d in changes.deltas.items() if len(d.runs)]
-    added = pa.concat_tables([delta.entries, *runs])
+    added = pa.concat_tables([delta.entries, *changes.chunks.run_entries()])
     _plan_attributes(changed, inline_attributes_bytes, new_ids, add)
     facts = SnapshotFacts(
         id=identifier,
@@ -275,10 +291,9 @@ def plan_commit(
         branch=branch,
         sequence=sequence,
     )
-    log = log_of(base, changes, facts=facts, delta_entries=_logged(changes, added))
-    sizes = {**base.manifest_sizes, **delta.sizes, **rewritten.sizes}
-    for each in changes.deltas.values():
-        sizes.update(each.run_sizes)
+    log = log_of(base, changes, facts=facts, delta_entries=_logged(changes.chunks, added))
+    own = changes.chunks.run_sizes
+    sizes = {**base.manifest_sizes, **delta.sizes, **rewritten.sizes, **own}
     snapshot = structure.with_changes(
         base,
         facts,
@@ -293,7 +308,7 @@ def plan_commit(
     return CommitPlan(files=tuple(files), snapshot=snapshot, log=log)
 
 
-def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
+def _logged(chunks: Settled, added: pa.Table) -> dict[int, Inventories]:
     """Give the entries of arrays whose writes are logged by manifest and extent."""
     ids = to_numpy(added["array_id"])
     dense = to_numpy(added["flags"]) & DENSE != 0
@@ -302,11 +317,10 @@ def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
     )
     some = [
         node_id
-        for node_id, delta in changes.deltas.items()
-        if len(delta.runs)
-        or len(delta.written) > LOGGED_COORDS
-        or MANY_COORDS <= len(delta.written) == boxes.get(node_id)
+        for node_id, count in chunks.written.counts.items()
+        if count > LOGGED_COORDS or MANY_COORDS <= count == boxes.get(node_id)
     ]
+    some += chunks.runs
     if not some:
         return {}
     mask = np.isin(ids, np.array(some, np.uint32))
@@ -360,13 +374,8 @@ def log_of(
         if (old.attributes, old.attributes_ref) != (node.attributes, node.attributes_ref):
             attrs.append(name)
     deleted = [n for n in map(base.find_node_by_id, removed) if n is not None]
-    chunks = {}
-    for node_id, delta in changes.deltas.items():
-        entries = None if delta_entries is None else delta_entries.get(node_id, NO_INVENTORIES)
-        found = _chunk_changes(delta, entries)
-        if found.is_empty:
-            continue
-        chunks[node_id] = found
+    chunks = _chunk_log(changes.chunks, delta_entries)
+    for node_id in chunks:
         if node_id not in names:
             node_ = base.find_node_by_id(node_id)
             assert node_ is not None
@@ -386,20 +395,33 @@ def log_of(
     )
 
 
-def _chunk_changes(delta: Delta, entries: Inventories | None) -> ChunkChanges:
+def _chunk_log(chunks: Settled, delta_entries: Mapping[int, Inventories] | None) -> ChunkLog:
     """Name chunks one by one where they are few, else by manifest and extent."""
-    own = [entry for entry in entries or () if entry.manifest not in delta.run_sizes]
-    few = len(delta.written) <= LOGGED_COORDS and not own
-    bulk = [_bulk_write(entry) for entry in (*delta.runs, *own)]
-    if not few and not own:
-        extent = extent_of(delta.written, len(coords.decode_one(bytes_at(delta.written, 0))))
-        bulk.append(BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(delta.written)))
-    return ChunkChanges(
-        written=delta.written if few else empty(pa.binary()),
-        deleted=delta.deleted,
-        bulk=tuple(bulk),
-        kept=delta.kept,
+    bulk = {i: [_bulk_write(e) for e in runs.inventories] for i, runs in chunks.runs.items()}
+    at_once = set()
+    if delta_entries is None:
+        for node_id, count in chunks.written.counts.items():
+            if count > LOGGED_COORDS:
+                at_once.add(node_id)
+                bulk.setdefault(node_id, []).append(_uncommitted(chunks.written.of_node(node_id)))
+    else:
+        in_runs = chunks.run_sizes
+        for node_id, entries in delta_entries.items():
+            own = [_bulk_write(entry) for entry in entries if entry.manifest not in in_runs]
+            if own:
+                at_once.add(node_id)
+                bulk.setdefault(node_id, []).extend(own)
+    return ChunkLog(
+        written=chunks.written.without(at_once),
+        deleted=chunks.deleted,
+        bulk={node_id: tuple(writes) for node_id, writes in bulk.items()},
+        kept=chunks.kept,
     )
+
+
+def _uncommitted(column: pa.Array) -> BulkWrite:
+    extent = extent_of(column, len(coords.decode_one(bytes_at(column, 0))))
+    return BulkWrite(manifest=UNCOMMITTED, extent=extent, chunk_count=len(column))
 
 
 def _bulk_write(entry: InventoryEntry) -> BulkWrite:

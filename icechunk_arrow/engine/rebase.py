@@ -17,7 +17,7 @@ from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.plan import UNCOMMITTED
 from icechunk_arrow.engine.runs import take_out
-from icechunk_arrow.engine.staging import settle
+from icechunk_arrow.engine.settling import settle
 from icechunk_arrow.errors import ConflictError, RebaseFailedError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _settle(
 ) -> None:
     def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         if bulk.manifest == UNCOMMITTED:
-            return settle({node_id: staging.deltas[node_id]}).deltas[node_id].written
+            return settle({node_id: staging.deltas[node_id]}).written.coords
         table = context.files.read_manifest(bulk.manifest)
         mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
         return one_array(table["coord"]).filter(mine)

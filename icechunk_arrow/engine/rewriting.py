@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import CHUNK_SCHEMA, concat_sorted, keep_rows
-from icechunk_arrow.core.columns import empty_table, one_array, to_numpy
+from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.placement import limit_of
 from icechunk_arrow.core.repacking import plan_repacking
 from icechunk_arrow.core.splits import axis_of
@@ -26,17 +26,17 @@ from icechunk_arrow.engine.manifest_writer import (
     ManifestWriter,
     WrittenManifests,
 )
-from icechunk_arrow.engine.plan import Changes, ranks_of, shapes_of
+from icechunk_arrow.engine.plan import ArrayShapes, Changes
+from icechunk_arrow.engine.settling import Settled
 from icechunk_arrow.engine.timetravel import tip_to_read
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from icechunk_arrow.core.manifest_settings import ManifestSet
-    from icechunk_arrow.core.placement import ArrayShape
     from icechunk_arrow.core.repacking import Repacking
     from icechunk_arrow.core.snapshot import Node
     from icechunk_arrow.engine.context import Context
@@ -77,14 +77,9 @@ def rewrite_manifests(
     while True:
         tip = tip_to_read(context, branch)
         base = context.files.read_snapshot(tip.snapshot_id)
-        unchanged = Changes(
-            overlay={},
-            rows=empty_table(CHUNK_SCHEMA),
-            deltas={},
-            next_node_id=base.facts.next_node_id,
-        )
+        unchanged = Changes(overlay={}, chunks=Settled(), next_node_id=base.facts.next_node_id)
         nodes = {node.id: node for node in base.nodes() if node.is_array}
-        shapes = shapes_of(base, unchanged)
+        shapes = ArrayShapes(base, unchanged)
         settings = context.config.chunk_manifests
         plan = plan_repacking({i: n.inventories for i, n in nodes.items()}, settings, shapes)
         if dry_run or not plan.replaced:
@@ -134,13 +129,13 @@ def _write(
     context: Context,
     plan: Repacking,
     nodes: Mapping[int, Node],
-    shapes: Callable[[int], ArrayShape],
+    shapes: ArrayShapes,
 ) -> WrittenManifests:
     with ExitStack() as stack:
         writers = [stack.enter_context(ManifestWriter(context.storage, new_id))]
         for members in plan.together:
             table = _rows_of(context, [nodes[each] for each in members])
-            writers[0].write(table, ranks_of(table, shapes))
+            writers[0].write(table, shapes.ranks(table))
         for array_id, cut in plan.cut.items():
             for part in cut.parts:
                 writers.append(stack.enter_context(ManifestWriter(context.storage, new_id)))

@@ -15,12 +15,14 @@ from icechunk_arrow.core.chunks import keep_rows, rows_of_array, with_array_id
 from icechunk_arrow.core.columns import bytes_at, one_array
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import inventories_by_array
-from icechunk_arrow.core.placement import ArrayShape, limit_of, set_for_size, set_of
+from icechunk_arrow.core.packing import PlainShape, choose_set
+from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.core.splits import axis_of
 from icechunk_arrow.engine.bulk import Layout
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
-from icechunk_arrow.engine.staging import Runs
+from icechunk_arrow.engine.settling import settle
+from icechunk_arrow.engine.staging import NO_RUNS, ArrayDelta, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.staging import ArrayDelta, Staging
+    from icechunk_arrow.engine.staging import Staging
     from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["add_runs", "layout_of", "settle_runs", "take_out", "unshare", "write_entries"]
@@ -46,20 +48,22 @@ def layout_of(settings: ManifestSettings, view: ArrayView) -> Layout:
     node, counts = view.node, view.grid.chunk_counts
     assert node.columns is not None
     names = node.columns.dimension_names
-    shape = ArrayShape(
+    shape = PlainShape(
         path=node.path,
         chunk_counts=counts,
         dimension_names=names,
         chunk_count=view.grid.chunk_count,
     )
-    chosen = set_for_size(settings, set_of(settings, node.id, shape), view.grid.chunk_count)
+    chosen = set_for_size(settings, choose_set(settings, shape), view.grid.chunk_count)
     axis = axis_of(chosen.split_along, names, len(counts))
     return Layout(limit=limit_of(chosen), axis=axis)
 
 
-def settle_runs(context: Context, delta: ArrayDelta, array_id: int) -> None:
+def settle_runs(context: Context, deltas: Mapping[int, ArrayDelta]) -> None:
     """Make every row of the runs count: without what is void, and marked with the array's id."""
-    delta.runs = _settled(context, delta, array_id)
+    for array_id, delta in deltas.items():
+        if delta.runs is not NO_RUNS:
+            delta.runs = _settled(context, delta, array_id)
 
 
 def _settled(context: Context, delta: ArrayDelta, array_id: int) -> Runs:
@@ -169,7 +173,7 @@ def unshare(context: Context, staging: Staging) -> None:
 
 def write_entries(context: Context, delta: ArrayDelta, array_id: int) -> None:
     """Make runs of the references that were staged one by one, because they have become many."""
-    rows = with_array_id(delta.rows_of_entries(), array_id)
+    rows = settle({array_id: ArrayDelta(entries=delta.entries)}).rows
     if not rows.num_rows:
         return
     column = one_array(rows["coord"])

@@ -6,8 +6,6 @@ Owns the state and its lock. Keys and Zarr's ways are the store's business, what
 from __future__ import annotations
 
 import threading
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
@@ -20,13 +18,14 @@ from icechunk_arrow.engine.diff import Diff, diff_of
 from icechunk_arrow.engine.listing import BATCH_ROWS, chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
-from icechunk_arrow.engine.payloads import PayloadWriter, Pending
+from icechunk_arrow.engine.payloads import PayloadWriter
 from icechunk_arrow.engine.plan import Changes, log_of
 from icechunk_arrow.engine.preload import start_preload
 from icechunk_arrow.engine.rebase import rebase_onto
 from icechunk_arrow.engine.references import REFERENCES, stage_rows
 from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, unshare, write_entries
-from icechunk_arrow.engine.staging import Staging, settle
+from icechunk_arrow.engine.settling import settle
+from icechunk_arrow.engine.staging import Staging
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import (
     ConflictError,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.references import Values
-    from icechunk_arrow.engine.staging import ArrayDelta
 
 __all__ = ["BaseSession"]
 
@@ -84,7 +82,8 @@ class BaseSession:
         self._staging = Staging(base)
         self._views: dict[str, ArrayView | None] = {}
         self._writer = PayloadWriter(self._context.storage, self._context.config, new_id)
-        self._pending = Pending(self._writer, self.config.chunk_file_size_bytes)
+        self._waiting_bytes = 0
+        """What was staged as bytes and not written since it was looked at, or more: some may be overwritten."""
         self._unchecked = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,11 +200,9 @@ class BaseSession:
         """Remove nodes with all their chunks."""
         with self._lock:
             self._check_writable()
-            gone = {node.id for node in map(self.find_node, paths) if node is not None}
             for path in paths:
                 self._staging.delete_node(path)
                 self._forget(path)
-            self._pending.drop_if(lambda place: place[0] in gone)
 
     def move(self, from_path: str, to_path: str) -> None:
         """Give a node, and all below it, another path; chunks stay where they are."""
@@ -331,34 +328,40 @@ class BaseSession:
                     raise _outside(path, coord, view)
             node_id = view.node.id
             self._staging.delta(node_id).entries[key] = value
-            if isinstance(value, bytes) and not self._writer.is_inline(size_bytes):
-                self._pending.add((node_id, key), value)
-            else:
-                self._pending.drop((node_id, key))
+            if self._writer.gathers(value):
+                self._waiting_bytes += size_bytes
             self._unchecked += 1
             many = self._unchecked >= _ENTRIES_CHECKED
-        if self._pending.is_full or many:
+        if self._waiting_bytes >= self._writer.file_size or many:
             self._make_room()
 
     def _make_room(self) -> None:
         """Write what waits in memory, where that has become much."""
         with self._lock:
-            self._write_pending()
-            self._unchecked = 0
+            many = self._unchecked >= _ENTRIES_CHECKED
+            if not many:  # some of the bytes may be overwritten by now
+                waiting = self._staging.waiting(self._writer).values()
+                sizes = (sum(map(len, delta.entries.values())) for delta in waiting)  # type: ignore[arg-type]
+                self._waiting_bytes = sum(sizes)
+            if many or self._waiting_bytes * 2 >= self._writer.file_size:
+                self._write_waiting()
+                self._unchecked = 0
             deltas = self._staging.deltas
             for node_id in sorted(deltas, key=lambda each: -len(deltas[each].entries)):
                 # each once: deletions stay, however many they are
                 if sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
                     write_entries(self._context, deltas[node_id], node_id)
 
-    def _write_pending(self) -> None:
+    def _write_waiting(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
         with self._lock:
-            deltas = self._staging.deltas
-            for (node_id, key), payload, ref in chain.from_iterable(self._pending.write()):
-                delta = deltas.get(node_id)
-                if delta is not None and delta.entries.get(key) is payload:
-                    delta.entries[key] = ref
+            if not self._waiting_bytes:
+                return
+            gathered = settle(self._staging.waiting(self._writer), self._writer).gathered
+            if gathered is not None:
+                gathered.finish()
+                gathered.take_over(self._staging.deltas)
+            self._waiting_bytes = 0
 
     def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
         """Remove a chunk, if there is one."""
@@ -370,7 +373,6 @@ class BaseSession:
             if self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
                 self._staging.delta(view.node.id).entries[key] = None
-                self._pending.drop((view.node.id, key))
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
@@ -381,7 +383,6 @@ class BaseSession:
                 raise _outside(path, coord, view)
             key = coords.encode_one(coord)
             self._staging.delta(view.node.id).entries[key] = ref
-            self._pending.drop((view.node.id, key))
 
     def set_references(
         self, array_path: str | None, references: Any, *, duplicates: str = "error"
@@ -442,31 +443,26 @@ class BaseSession:
     def stage(self, references: Iterable[StagedReferences]) -> None:
         """Lay references over what is staged."""
         with self._lock:
-            touched = {}
             for each in references:
                 node_id = each.node_id
-                delta = touched[node_id] = self._staging.delta(node_id)
+                delta = self._staging.delta(node_id)
                 if len(each.runs):
                     add_runs(self._context, delta, node_id, each.runs, each.sizes)
                 if each.table.num_rows:
                     delta.add_table(each.table)
-            self._pending.drop_if(partial(_is_covered, touched))
 
     # -- commit
 
     def _log(self) -> TransactionLog:
         return log_of(self._staging.base, self._changes())
 
-    def _changes(self) -> Changes:
-        """Put everything staged into columns."""
-        for node_id, delta in self._staging.deltas.items():
-            settle_runs(self._context, delta, node_id)
+    def _changes(self, writer: PayloadWriter | None = None) -> Changes:
+        """Put everything staged into columns; a writer begins to put what waits in memory into chunk files."""
+        settle_runs(self._context, self._staging.deltas)
         unshare(self._context, self._staging)
-        settled = settle(self._staging.deltas)
         return Changes(
             overlay=self._staging.overlay,
-            rows=settled.rows,
-            deltas=settled.deltas,
+            chunks=settle(self._staging.deltas, writer, aside=True),
             next_node_id=self._staging.next_node_id,
         )
 
@@ -497,7 +493,6 @@ class BaseSession:
                     "there are no changes to commit; allow_empty=True makes a snapshot all the same"
                 )
             check_message(message, metadata)
-            self._write_pending()
             attempts = 0
             while True:
                 try:
@@ -510,17 +505,24 @@ class BaseSession:
 
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
         tip = self._get_tip()
-        assert not self._pending.size_bytes, "a payload is still unwritten"
-        planned = committing.plan(
-            self._context,
-            tip,
-            self._staging.base,
-            self._changes(),
-            message=message,
-            properties=metadata,
-            started_at=self._started_at,
-        )
-        committing.commit_once(self._context, tip, planned)
+        changes = self._changes(self._writer)
+        gathered = changes.chunks.gathered
+        try:
+            planned = committing.plan(
+                self._context,
+                tip,
+                self._staging.base,
+                changes,
+                message=message,
+                properties=metadata,
+                started_at=self._started_at,
+            )
+            committing.commit_once(self._context, tip, planned, gathered)
+        except BaseException:
+            if gathered is not None and gathered.is_written():  # once is enough
+                gathered.take_over(self._staging.deltas)
+                self._waiting_bytes = 0
+            raise
         self._tip = None
         self._snapshot_id = planned.snapshot.id
         self._begin(planned.snapshot)
@@ -536,18 +538,12 @@ class BaseSession:
         """
         with self._lock:
             tip = self._get_tip()
-            self._write_pending()
+            self._write_waiting()
             try:
                 self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)
             finally:  # after a conflict the session stands on the last commit that made none
                 self._snapshot_id = self._staging.base.id
                 self._views.clear()
-
-
-def _is_covered(touched: Mapping[int, ArrayDelta], place: tuple[int, bytes]) -> bool:
-    """Whether a payload that waits is of one of some arrays and no longer what the session has there."""
-    delta = touched.get(place[0])
-    return delta is not None and place[1] not in delta.entries
 
 
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +24,16 @@ from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
     ChunkRef,
     concat_sorted,
+    extent_of_grid,
     keep_rows,
     member_mask,
-    rows_of_array,
-    rows_of_refs,
     with_array_id,
 )
-from icechunk_arrow.core.columns import empty, from_numpy, from_values, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    one_array,
+)
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.inventories import NO_INVENTORIES
@@ -41,51 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.documents import ArrayColumns
     from icechunk_arrow.core.grid import Grid
     from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.payloads import PayloadWriter
 
-__all__ = ["ArrayDelta", "Delta", "Runs", "Settled", "Staging", "settle"]
+__all__ = ["NO_RUNS", "ArrayDelta", "Runs", "Staging"]
 
 _ABSENT = object()
 _BINARY = CHUNK_SCHEMA.field("coord").type
 Staged = ChunkRef | bytes | None
 """A reference, bytes that are not written yet, or None for a deleted chunk."""
-
-
-class Delta(NamedTuple):
-    """What a commit does to the chunks of one array, as columns; a tuple, since there may be thousands."""
-
-    written: pa.Array
-    """Encoded coordinates of chunks that are written, without those in the runs, sorted."""
-    runs: Inventories
-    """Manifests that the session wrote already; they hold none of the others' chunks."""
-    run_sizes: Mapping[str, int]
-    deleted: pa.Array
-    """Encoded coordinates of chunks that go, sorted."""
-    kept: tuple[int, ...] | None
-    """Chunks of the base outside this many along each dimension go."""
-
-    def chunk_set(self, ndim: int) -> ChunkSet:
-        """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
-        return ChunkSet.of(
-            ndim,
-            written=self.written,
-            deleted=self.deleted,
-            runs=self.runs,
-            outside=_extent(self.kept),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Settled:
-    """What a session did to the chunks of all its arrays, as columns."""
-
-    rows: pa.Table
-    """References of all arrays, without those in runs, sorted by (array_id, coord)."""
-    deltas: Mapping[int, Delta]
-    """By array id."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,13 +77,16 @@ class Runs:
         return self.kept is None or all(i < n for i, n in zip(coord, self.kept, strict=True))
 
 
+NO_RUNS = Runs()
+
+
 @dataclass(kw_only=True, eq=False)
 class ArrayDelta:
     """Uncommitted chunks of one array."""
 
     entries: dict[bytes, Staged] = field(default_factory=dict)
     tables: list[pa.Table] = field(default_factory=list)
-    runs: Runs = field(default_factory=Runs)
+    runs: Runs = NO_RUNS
     """Entries and tables cover rows of these."""
     kept: tuple[int, ...] | None = None
 
@@ -141,12 +114,8 @@ class ArrayDelta:
             self.runs.inventories.starts.shape[1],
             written=present,
             deleted=gone,
-            outside=_extent(self.runs.kept),
+            outside=extent_of_grid(self.runs.kept),
         )
-
-    def rows_of_entries(self) -> pa.Table:
-        """Give the references and inline bytes that were staged one by one as sorted rows."""
-        return settle({0: ArrayDelta(entries=self.entries)}).rows
 
     def forget(self, covered: ChunkSet) -> None:
         """Drop entries and tables that something newer covers."""
@@ -215,61 +184,6 @@ class ArrayDelta:
         return concat_sorted(tables)
 
 
-def settle(deltas: Mapping[int, ArrayDelta]) -> Settled:
-    """Put everything staged into columns, all arrays at once; bytes in memory count as inline."""
-    array_ids = sorted(deltas)
-    keys: list[bytes] = []
-    staged: list[ChunkRef | bytes] = []
-    counts: list[int] = []
-    deleted: dict[int, pa.Array] = {}
-    for array_id in array_ids:
-        entries = deltas[array_id].entries
-        present = sorted([key for key, value in entries.items() if value is not None])
-        keys += present
-        staged += map(entries.__getitem__, present)  # type: ignore[arg-type]
-        counts.append(len(present))
-        if len(present) < len(entries):
-            gone = sorted([key for key, value in entries.items() if value is None])
-            deleted[array_id] = from_values(gone, _BINARY)
-    refs = [
-        ChunkRef(inline=value, length=len(value)) if isinstance(value, bytes) else value
-        for value in staged
-    ]
-    ids = np.array(array_ids, np.uint32)
-    rows = rows_of_refs(np.repeat(ids, np.array(counts, np.int64)), keys, refs)
-    none = empty(_BINARY)
-    bulk = [array_id for array_id in array_ids if deltas[array_id].tables]
-    if bulk:
-        merged = [
-            deltas[array_id].merged(
-                array_id, rows_of_array(rows, array_id), deleted.get(array_id, none)
-            )
-            for array_id in bulk
-        ]
-        others = ~np.isin(to_numpy(rows["array_id"]), np.array(bulk, np.uint32))
-        rows = concat_sorted([keep_rows(rows, others), *merged])
-    owners, written = to_numpy(rows["array_id"]), one_array(rows["coord"])
-    starts = owners.searchsorted(ids, "left").tolist()
-    stops = owners.searchsorted(ids, "right").tolist()
-    return Settled(
-        rows=rows,
-        deltas={
-            array_id: Delta(
-                written=written.slice(start, stop - start),
-                runs=deltas[array_id].runs.inventories,
-                run_sizes=deltas[array_id].runs.sizes,
-                deleted=deleted.get(array_id, none),
-                kept=deltas[array_id].kept,
-            )
-            for array_id, start, stop in zip(array_ids, starts, stops, strict=True)
-        },
-    )
-
-
-def _extent(kept: tuple[int, ...] | None) -> Extent | None:
-    return None if kept is None else tuple((0, stop) for stop in kept)
-
-
 def _smaller(kept: tuple[int, ...] | None, counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(a, b) for a, b in zip(kept or counts, counts, strict=True))
 
@@ -297,6 +211,8 @@ class Staging:
         self.base = base
         self.overlay: dict[str, Node | None] = {}
         self._parents: set[str] = set()
+        self._kinds: dict[ArrayColumns, ArrayColumns] = {}
+        """Arrays that are alike share what is known of them."""
         self.deltas: dict[int, ArrayDelta] = {}
         self.next_node_id = base.facts.next_node_id
         self.shared_runs: dict[str, frozenset[int]] = {}
@@ -345,11 +261,22 @@ class Staging:
             found = self.deltas[node_id] = ArrayDelta()
         return found
 
+    def waiting(self, writer: PayloadWriter) -> dict[int, ArrayDelta]:
+        """Give all bytes that wait to be gathered into chunk files, and nothing else."""
+        found = {}
+        for node_id, delta in self.deltas.items():
+            some = {key: each for key, each in delta.entries.items() if writer.gathers(each)}
+            if some:
+                found[node_id] = ArrayDelta(entries=some)
+        return found
+
     def set_document(
         self, path: str, document: dict[str, Any], attributes_of: Callable[[Node], bytes | None]
     ) -> None:
         """Create a node, or give it another document."""
         columns, attributes, extension = split_document(document)
+        if columns is not None:
+            columns = self._kinds.setdefault(columns, columns)
         node = self.find_node(path)
         if node is None:
             self._check_place(path, is_array=columns is not None)

@@ -189,7 +189,13 @@ def _rows_of(nodes: Sequence[Node]) -> pa.Table:
 def _metadata_column(nodes: Sequence[Node]) -> pa.Array:
     """Put arrays' metadata into a column; arrays often come in crowds of the same kind."""
     kinds: dict[ArrayColumns | None, int] = {}
-    rows = [kinds.setdefault(node.columns, len(kinds)) for node in nodes]
+    known: dict[int, int] = {}  # by identity, as comparing them takes longer than all else here
+    rows = []
+    for node in nodes:
+        row = known.get(id(node.columns))
+        if row is None:
+            row = known[id(node.columns)] = kinds.setdefault(node.columns, len(kinds))
+        rows.append(row)
     values = [None if each is None else _array_metadata(each) for each in kinds]
     column = from_values(values, _WIDE_NODES.field("array_metadata").type)
     return column if len(kinds) == len(nodes) else column.take(indices(np.array(rows, np.int64)))

@@ -9,14 +9,13 @@ readers that see no footers.
 from __future__ import annotations
 
 import json
-from itertools import groupby, pairwise
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import (
-    empty,
     from_numpy,
     from_values,
     indices,
@@ -24,14 +23,21 @@ from icechunk_arrow.core.columns import (
     run_edges,
     to_numpy,
 )
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+from icechunk_arrow.core.log import (
+    NO_SINGLES,
+    BulkWrite,
+    ChunkLog,
+    NodeName,
+    Singles,
+    TransactionLog,
+)
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.layout import FileKind, file_id, file_name
 from icechunk_arrow.formats.times import encode_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -72,106 +78,79 @@ SCHEMA = pa.schema(
 """All that a plain reader sees without the Arrow schema, which would be more than half of a small log."""
 
 
-class _Columns:
-    """The rows of a log as they are put together, span by span: what a span does not name is null."""
-
-    def __init__(self) -> None:
-        self._operations: list[str] = []
-        self._nodes: list[NodeName | None] = []
-        self._counts: list[int] = []
-        self._count = 0
-        self._more: dict[str, list[tuple[int, list[Any]]]] = {}
-        self._coords: list[tuple[int, pa.Array]] = []
-
-    def add(self, operation: str, node: NodeName | None = None, **more: Any) -> None:
-        """Add one row."""
-        self.add_many(operation, node, 1, **{name: [value] for name, value in more.items()})
-
-    def add_nodes(self, operation: str, nodes: Sequence[NodeName]) -> None:
-        """Add a row for each of some nodes."""
-        self._operations += [operation] * len(nodes)
-        self._nodes += nodes
-        self._counts += [1] * len(nodes)
-        self._count += len(nodes)
-
-    def add_many(self, operation: str, node: NodeName | None, count: int, **more: Any) -> None:
-        """Add rows of one operation on one node."""
-        for name, values in more.items():
-            self._more.setdefault(name, []).append((self._count, values))
-        self._operations.append(operation)
-        self._nodes.append(node)
-        self._counts.append(count)
-        self._count += count
-
-    def add_coords(self, operation: str, node: NodeName, coords: pa.Array) -> None:
-        """Add a row for each of some coordinates."""
-        if len(coords):
-            self._coords.append((self._count, coords))
-            self.add_many(operation, node, len(coords))
-
-    def table(self) -> pa.Table:
-        """Give the rows as columns."""
-        nodes = self._nodes
-        of_spans: dict[str, list[Any]] = {
-            "operation": self._operations,
-            "node_id": [None if node is None else node.id for node in nodes],
-            "node_type": [None if node is None else node.type for node in nodes],
-            "path": [None if node is None else node.path for node in nodes],
-        }
-        one_each = self._count == len(nodes)
-        spans = None if one_each else indices(np.repeat(np.arange(len(nodes)), self._counts))
-        columns = []
-        for field in SCHEMA:
-            name = field.name
-            if name == "id":
-                column = from_numpy(np.arange(self._count, dtype=np.uint32), field.type)
-            elif name in of_spans:
-                column = from_values(of_spans[name], field.type)
-                column = column if spans is None else column.take(spans)
-            elif name == "coord":
-                column = self._spread(self._coords, field.type)
-            elif name in self._more:
-                column = self._spread(_as_arrays(self._more[name], field.type), field.type)
-            else:
-                column = pa.nulls(self._count, field.type)
-            columns.append(column)
-        return pa.Table.from_arrays(columns, schema=SCHEMA)
-
-    def _spread(self, spans: Iterable[tuple[int, pa.Array]], arrow_type: pa.DataType) -> pa.Array:
-        """Put values into the rows from which on they stand; every other row is null."""
-        parts = []
-        count = 0
-        for row, values in spans:
-            if row > count:
-                parts.append(pa.nulls(row - count, arrow_type))
-            parts.append(values)
-            count = row + len(values)
-        return pa.concat_arrays([*parts, pa.nulls(self._count - count, arrow_type)])
-
-
-def _as_arrays(
-    spans: list[tuple[int, list[Any]]], arrow_type: pa.DataType
-) -> Iterator[tuple[int, pa.Array]]:
-    column = from_values([value for _, values in spans for value in values], arrow_type)
-    start = 0
-    for row, values in spans:
-        yield row, column.slice(start, len(values))
-        start += len(values)
-
-
 def _rows(log: TransactionLog) -> pa.Table:
+    """Give a log's rows, column by column: each node is named once, and a row says which it is of."""
     assert log.facts is not None
-    rows = _Columns()
-    rows.add("snapshot", snapshot=_facts_json(log.facts))
-    rows.add_nodes("create_node", log.created)
-    rows.add_nodes("delete_node", log.deleted)
-    for node, from_path in log.moved:
-        rows.add("move_node", node, from_path=from_path)
-    rows.add_nodes("update_metadata", log.updated_metadata)
-    rows.add_nodes("update_attributes", log.updated_attributes)
-    for node_id, changes in sorted(log.chunks.items()):
-        _add_chunks(rows, log.names[node_id], changes)
-    return rows.table()
+    chunks = log.chunks
+    moved = [node for node, _ in log.moved]
+    of_nodes = (log.created, log.deleted, moved, log.updated_metadata, log.updated_attributes)
+    bulk = [(node_id, each) for node_id, writes in chunks.bulk.items() for each in writes]
+    of_chunks = (
+        np.fromiter(chunks.kept, np.uint32, len(chunks.kept)),
+        np.array([node_id for node_id, _ in bulk], np.uint32),
+        chunks.written.node_ids,
+        chunks.deleted.node_ids,
+    )
+    counts = [1, *map(len, of_nodes), *map(len, of_chunks)]
+    starts = dict(zip(OPERATIONS, accumulate(counts, initial=0), strict=False))
+    count = sum(counts)
+
+    def column(name: str, *spans: tuple[str, Sequence[Any] | pa.Array]) -> pa.Array:
+        return _spread(
+            ((starts[word], values) for word, values in spans), count, SCHEMA.field(name).type
+        )
+
+    named = [*chain.from_iterable(of_nodes)]
+    changed = [*chunks]
+    nodes = [*named, *map(log.names.__getitem__, changed)]
+    owners = np.searchsorted(changed, np.concatenate(of_chunks))
+    rows = np.r_[0, np.arange(len(named)), len(named) + owners]
+    of_rows = from_numpy(rows, pa.int64(), np.arange(count) > 0)  # the snapshot's row has no node
+    codes = np.repeat(np.arange(len(OPERATIONS)), counts)
+    columns = {
+        "operation": from_values(OPERATIONS, pa.string()).take(indices(codes)),
+        "node_id": from_values([node.id for node in nodes], pa.uint32()).take(of_rows),
+        "node_type": from_values([node.type for node in nodes], pa.string()).take(of_rows),
+        "path": from_values([node.path for node in nodes], pa.string()).take(of_rows),
+        "from_path": column("from_path", ("move_node", [path for _, path in log.moved])),
+        "coord": column(
+            "coord",
+            ("write_chunk", chunks.written.coords),
+            ("delete_chunk", chunks.deleted.coords),
+        ),
+        "manifest": column(
+            "manifest", ("write_chunks", [file_name(each.manifest) for _, each in bulk])
+        ),
+        "extent": column(
+            "extent",
+            ("truncate_chunks", [[(0, n) for n in kept] for kept in chunks.kept.values()]),
+            ("write_chunks", [each.extent for _, each in bulk]),
+        ),
+        "chunk_count": column("chunk_count", ("write_chunks", [b.chunk_count for _, b in bulk])),
+        "snapshot": column("snapshot", ("snapshot", [_facts_json(log.facts)])),
+    }
+    if (
+        rows[1:] < rows[:-1]
+    ).any():  # they are grouped by array, and each array's stay as they come
+        order = indices(np.argsort(rows, kind="stable"))
+        columns = {name: each.take(order) for name, each in columns.items()}
+    columns["id"] = from_numpy(np.arange(count, dtype=np.uint32), pa.uint32())
+    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _spread(
+    spans: Iterable[tuple[int, Sequence[Any] | pa.Array]], count: int, arrow_type: pa.DataType
+) -> pa.Array:
+    """Put values into the rows from which on they stand; every other row is null."""
+    parts = []
+    done = 0
+    for row, values in spans:
+        if len(values):
+            parts.append(pa.nulls(row - done, arrow_type))
+            found = values if isinstance(values, pa.Array) else from_values(values, arrow_type)
+            parts.append(found)
+            done = row + len(values)
+    return pa.concat_arrays([*parts, pa.nulls(count - done, arrow_type)])
 
 
 def _facts_json(facts: SnapshotFacts) -> str:
@@ -190,22 +169,6 @@ def _facts_json(facts: SnapshotFacts) -> str:
         },
         separators=(",", ":"),
     )
-
-
-def _add_chunks(rows: _Columns, node: NodeName, changes: ChunkChanges) -> None:
-    if changes.kept is not None:
-        rows.add("truncate_chunks", node, extent=[(0, stop) for stop in changes.kept])
-    if changes.bulk:
-        rows.add_many(
-            "write_chunks",
-            node,
-            len(changes.bulk),
-            manifest=[file_name(bulk.manifest) for bulk in changes.bulk],
-            extent=[bulk.extent for bulk in changes.bulk],
-            chunk_count=[bulk.chunk_count for bulk in changes.bulk],
-        )
-    rows.add_coords("write_chunk", node, changes.written)
-    rows.add_coords("delete_chunk", node, changes.deleted)
 
 
 def encode(log: TransactionLog) -> bytes:
@@ -266,24 +229,21 @@ class _Rows:
         found: list[dict[str, Any]] = self._table.take(indices(places)).to_pylist()
         return found
 
-    def coords(self, operation: str) -> dict[int, tuple[dict[str, Any], pa.Array]]:
-        """Give the coordinates of an operation by node, in the order of their rows, with the node's first row."""
-        rows = self._table.select(["node_id", "node_type", "path", "coord"])
+    def singles(self, operation: str) -> tuple[Singles, list[NodeName]]:
+        """Give the chunks that an operation names one by one, and their arrays."""
+        rows = self._table.select(["node_id", "path", "node_type", "coord"])
         rows = rows.take(indices(self._places(operation)))
         nodes, coords = one_array(rows["node_id"]), one_array(rows["coord"])
         if nodes.null_count or coords.null_count or coords.type != pa.binary():
             raise ValueError(f"a row of {operation!r} has no node or no coordinate")
         if not len(nodes):
-            return {}
+            return NO_SINGLES, []
         ids = to_numpy(nodes)
         order = np.argsort(ids, kind="stable")
-        edges = run_edges(ids[order]).tolist()
-        coords = coords.take(indices(order))
-        firsts = rows.drop_columns("coord").take(indices(order[edges[:-1]])).to_pylist()
-        return {
-            first["node_id"]: (first, coords.slice(start, stop - start))
-            for first, (start, stop) in zip(firsts, pairwise(edges), strict=True)
-        }
+        singles = Singles(ids[order], coords.take(indices(order)))
+        firsts = rows.drop_columns("coord").take(indices(order[run_edges(ids[order])[:-1]]))
+        names = zip(*(column.to_pylist() for column in firsts.columns), strict=True)
+        return singles, [NodeName(*each) for each in names]
 
 
 def _log_of(rows: _Rows, identifier: str) -> TransactionLog:
@@ -291,29 +251,23 @@ def _log_of(rows: _Rows, identifier: str) -> TransactionLog:
         return NodeName(id=row["node_id"], path=row["path"], type=row["node_type"])
 
     _check_facts(rows, identifier)
-    written, deleted = rows.coords("write_chunk"), rows.coords("delete_chunk")
-    spans = sorted(rows.of("truncate_chunks", "write_chunks"), key=lambda row: int(row["node_id"]))
-    by_node = {node: list(some) for node, some in groupby(spans, lambda row: row["node_id"])}
-    names = {
-        **{node_id: name(row) for node_id, (row, _) in (*deleted.items(), *written.items())},
-        **{row["node_id"]: name(row) for row in spans},
-    }
-    none = (None, empty(pa.binary()))
+    written, of_written = rows.singles("write_chunk")
+    deleted, of_deleted = rows.singles("delete_chunk")
+    truncated, bulk = rows.of("truncate_chunks"), rows.of("write_chunks")
+    names = [*of_deleted, *of_written, *map(name, bulk), *map(name, truncated)]
     return TransactionLog(
         created=tuple(map(name, rows.of("create_node"))),
         deleted=tuple(map(name, rows.of("delete_node"))),
         moved=tuple((name(row), row["from_path"]) for row in rows.of("move_node")),
         updated_metadata=tuple(map(name, rows.of("update_metadata"))),
         updated_attributes=tuple(map(name, rows.of("update_attributes"))),
-        chunks={
-            node_id: _chunk_changes(
-                by_node.get(node_id, []),
-                written=written.get(node_id, none)[1],
-                deleted=deleted.get(node_id, none)[1],
-            )
-            for node_id in sorted(names)
-        },
-        names=names,
+        chunks=ChunkLog(
+            written=written,
+            deleted=deleted,
+            bulk=_bulk_writes(bulk),
+            kept={int(row["node_id"]): tuple(n for _, n in row["extent"]) for row in truncated},
+        ),
+        names={node.id: node for node in names},
     )
 
 
@@ -323,21 +277,14 @@ def _check_facts(rows: _Rows, identifier: str) -> None:
         raise ValueError("the first row is not this snapshot's")
 
 
-def _chunk_changes(
-    spans: list[dict[str, Any]], *, written: pa.Array, deleted: pa.Array
-) -> ChunkChanges:
-    kept = next((row["extent"] for row in spans if row["operation"] == "truncate_chunks"), None)
-    return ChunkChanges(
-        written=written,
-        deleted=deleted,
-        bulk=tuple(
+def _bulk_writes(rows: list[dict[str, Any]]) -> dict[int, tuple[BulkWrite, ...]]:
+    found: dict[int, list[BulkWrite]] = {}
+    for row in rows:
+        found.setdefault(int(row["node_id"]), []).append(
             BulkWrite(
                 manifest=file_id(row["manifest"]),
                 extent=tuple((start, stop) for start, stop in row["extent"]),
                 chunk_count=row["chunk_count"],
             )
-            for row in spans
-            if row["operation"] == "write_chunks"
-        ),
-        kept=None if kept is None else tuple(stop for _, stop in kept),
-    )
+        )
+    return {node_id: tuple(writes) for node_id, writes in found.items()}

@@ -22,12 +22,12 @@ Flat = bytes | memoryview
 def flat_pieces(data: Writable | Sequence[Writable]) -> list[Flat]:
     """Take the data as flat buffers, none empty, without copying what lies flat already."""
     pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
-    return [flat for piece in pieces if (flat := _flat(piece))]
+    # a file may be put together of very many small ones, which are bytes
+    flat = (piece if isinstance(piece, bytes) else _flat(piece) for piece in pieces)
+    return [piece for piece in flat if piece]
 
 
 def _flat(piece: Writable) -> Flat:
-    if isinstance(piece, bytes):  # a file may be put together of very many small ones
-        return piece
     view = memoryview(piece)
     return view.cast("B") if view.nbytes and view.c_contiguous else view.tobytes()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from icechunk_arrow.core.manifest_settings import ManifestSettings
-    from icechunk_arrow.core.placement import ArrayShape
+    from icechunk_arrow.core.packing import ArrayShape
 
 __all__ = ["Appends"]
 

@@ -22,7 +22,7 @@ from icechunk_arrow.core.conflict import (
     conflicts,
 )
 from icechunk_arrow.core.coords import decode_one, encode_one
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
 from tests.formats.kinds import ID
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def log(**facts: Any) -> TransactionLog:
     members: dict[str, Any] = {name: tuple(value) for name, value in facts.items()}
     return TransactionLog(
         **members,
-        chunks={node.id: changes for node, changes in chunks.items()},
+        chunks=ChunkLog.of({node.id: changes for node, changes in chunks.items()}),
         names={node.id: node for node in chunks},
     )
 

@@ -6,22 +6,22 @@ import random
 import time
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from icechunk_arrow.core import packing
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
 from icechunk_arrow.core.packing import (
-    ArrayFacts,
     Pack,
+    PlainShape,
     bin_pack,
     choose_set,
     closure,
     ordered_sets,
-    pack,
 )
 from icechunk_arrow.engine.config import RepositoryConfig
 from tests.core.test_manifest_settings import EXAMPLE
@@ -32,17 +32,31 @@ if TYPE_CHECKING:
 SETTINGS = RepositoryConfig.from_yaml(EXAMPLE).chunk_manifests
 
 
+class Array(NamedTuple):
+    """An array to be packed."""
+
+    id: int
+    size: int
+    shape: PlainShape
+
+
 def facts(
     number: int, size: int, *, path: str = "", chunks: int | None = None, present: int | None = None
-) -> ArrayFacts:
+) -> Array:
     """An array whose grid has as many chunks as it has references, unless said otherwise."""
-    return ArrayFacts(
-        id=number,
+    shape = PlainShape(
         path=path or f"/a{number}",
-        size=size,
-        metadata_chunks=size if chunks is None else chunks,
-        initialized_chunks=size if present is None else present,
+        chunk_counts=(size if chunks is None else chunks,),
+        dimension_names=None,
+        chunk_count=size if present is None else present,
     )
+    return Array(number, size, shape)
+
+
+def pack(settings: ManifestSettings, arrays: Sequence[Array]) -> list[Pack]:
+    """Pack some arrays."""
+    shapes = {each.id: each.shape for each in arrays}
+    return packing.pack(settings, {each.id: each.size for each in arrays}, shapes.__getitem__)
 
 
 def by_set(packs: Sequence[Pack]) -> dict[str, list[tuple[int, ...]]]:
@@ -72,7 +86,7 @@ def by_set(packs: Sequence[Pack]) -> dict[str, list[tuple[int, ...]]]:
 )
 def test_the_first_rule_that_matches_decides(path: str, chunks: int, name: str) -> None:
     """All conditions of a rule hold; ranges are half-open; ``default`` where no rule matches."""
-    assert choose_set(SETTINGS, facts(1, 5, path=path, chunks=chunks)).name == name
+    assert choose_set(SETTINGS, facts(1, 5, path=path, chunks=chunks).shape).name == name
 
 
 def test_rules_by_chunks_that_are_there() -> None:
@@ -86,9 +100,9 @@ def test_rules_by_chunks_that_are_there() -> None:
         ),
     )
 
-    assert choose_set(settings, facts(1, 5, chunks=1000, present=9)).name == "sparse"
-    assert choose_set(settings, facts(1, 5, chunks=1000, present=10)).name == "default"
-    assert choose_set(settings, facts(1, 5, chunks=999, present=9)).name == "default"
+    assert choose_set(settings, facts(1, 5, chunks=1000, present=9).shape).name == "sparse"
+    assert choose_set(settings, facts(1, 5, chunks=1000, present=10).shape).name == "default"
+    assert choose_set(settings, facts(1, 5, chunks=999, present=9).shape).name == "default"
 
 
 # Order of sets
@@ -310,19 +324,13 @@ def test_packing_keeps_to_the_settings(
         assert number is None or len(each.array_ids) <= number
         assert chosen.cardinality is None or used[chosen.name] <= chosen.cardinality
         for array_id in each.array_ids:
-            on_the_way: str | None = choose_set(settings, by_id[array_id]).name
+            on_the_way: str | None = choose_set(settings, by_id[array_id].shape).name
             while on_the_way != each.set_name:
                 assert on_the_way is not None
                 passed = settings.get_set(on_the_way)
                 too_large = by_id[array_id].size > (passed.max_manifest_size or 10**9)
                 assert too_large or used[on_the_way] == passed.cardinality
                 on_the_way = following[on_the_way]
-
-
-def test_ids_are_not_given_twice() -> None:
-    """Two arrays of one id are a mistake of the caller."""
-    with pytest.raises(AssertionError, match="ids differ"):
-        pack(SETTINGS, [facts(1, 5), facts(1, 6)])
 
 
 # Bin packing

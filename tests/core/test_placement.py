@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +13,8 @@ from icechunk_arrow.core import coords, placement
 from icechunk_arrow.core.chunks import concat_sorted, is_sorted
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
-from icechunk_arrow.core.packing import ArrayFacts, closure, pack
-from icechunk_arrow.core.placement import ArrayShape, Live
+from icechunk_arrow.core.packing import PlainShape, choose_set, closure, pack
+from icechunk_arrow.core.placement import Live
 from icechunk_arrow.core.splits import axis_of, box_of
 from tests.core.appends import Appends
 from tests.core.chunk_rows import Place, places_of, table_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-Shapes = dict[int, ArrayShape]
+Shapes = dict[int, PlainShape]
 NAMES = ("x", "y", "z")
 
 
@@ -75,7 +74,7 @@ def arrays(draw: st.DrawFn) -> tuple[pa.Table, Shapes]:
         if draw(st.booleans()):
             places = grid[: len(places)]
         tables.append(table_of(array_id, places))
-        shapes[array_id] = ArrayShape(
+        shapes[array_id] = PlainShape(
             path=f"/{array_id}",
             chunk_counts=counts,
             dimension_names=draw(st.sampled_from([None, NAMES[::-1][: len(counts)]])),
@@ -89,17 +88,8 @@ def packs_of(
 ) -> list[tuple[ManifestSet, tuple[int, ...]]]:
     """What `pack` says of these rows."""
     sets = {each.name: each for each in chosen.sets}
-    facts = [
-        ArrayFacts(
-            id=array_id,
-            path=shapes[array_id].path,
-            size=count,
-            metadata_chunks=math.prod(shapes[array_id].chunk_counts),
-            initialized_chunks=shapes[array_id].chunk_count,
-        )
-        for array_id, count in sizes_of(table).items()
-    ]
-    return [(sets[each.set_name], each.array_ids) for each in pack(chosen, facts)]
+    packs = pack(chosen, sizes_of(table), shapes.__getitem__)
+    return [(sets[each.set_name], each.array_ids) for each in packs]
 
 
 def sizes_of(table: pa.Table) -> dict[int, int]:
@@ -108,7 +98,7 @@ def sizes_of(table: pa.Table) -> dict[int, int]:
     return {array_id: ids.count(array_id) for array_id in sorted(set(ids))}
 
 
-def boxes_of(table: pa.Table, shape: ArrayShape, chosen: ManifestSet) -> set[Place]:
+def boxes_of(table: pa.Table, shape: PlainShape, chosen: ManifestSet) -> set[Place]:
     """The boxes of the cut grid that the rows of one array are in."""
     ndim = len(shape.chunk_counts)
     axis = axis_of(chosen.split_along, shape.dimension_names, ndim)
@@ -230,7 +220,7 @@ def lives(draw: st.DrawFn) -> tuple[Tenants, set[str], set[str], ManifestSetting
     dropped = draw(st.sets(st.sampled_from(sorted(losing)))) if losing else set()
     total = {i: sum(each.get(i, 0) for each in held) for i in range(1, 6)}
     shapes = {
-        i: ArrayShape(path=f"/{i}", chunk_counts=(n + 1,), dimension_names=None, chunk_count=n)
+        i: PlainShape(path=f"/{i}", chunk_counts=(n + 1,), dimension_names=None, chunk_count=n)
         for i, n in total.items()
     }
     return manifests, losing, dropped, draw(manifest_settings()), shapes
@@ -243,10 +233,10 @@ def size_class(rows: int) -> int:
     )  # fmt: skip
 
 
-def home_of(chosen: ManifestSettings, array_id: int, shape: ArrayShape) -> ManifestSet:
+def home_of(chosen: ManifestSettings, shape: PlainShape) -> ManifestSet:
     """Where an array stands: in the set that it is meant for, or where it overflows to by its size."""
     sets = {each.name: each for each in chosen.sets}
-    home = placement.set_of(chosen, array_id, shape)
+    home = choose_set(chosen, shape)
     while home.overflow_to is not None and shape.chunk_count > limit_of(home):
         home = sets[home.overflow_to]
     return home
@@ -270,7 +260,7 @@ def test_units_hold_what_loses_rows_and_merge_only_what_pays(
         assert set(names) <= manifests.keys() - dropped
         assert losing - dropped <= set(names)
         assert all(unit for unit in units)
-        homes = {i: home_of(chosen, i, shape) for i, shape in shapes.items()}
+        homes = {i: home_of(chosen, shape) for i, shape in shapes.items()}
         largest = max(map(limit_of, chosen.sets))
         for unit in units:
             if len(unit) == 1:
@@ -335,7 +325,7 @@ def test_what_overflows_is_merged_where_it_stands() -> None:
     assert units == (tuple(sorted(many)),)
     fitting = {n: shape_of(n, 400) for n in range(1, placement.MERGE_FAN + 1)}
     full: Tenants = {f"m{n}": {n: 400} for n in fitting}
-    paths = {n: ArrayShape(path="/1", chunk_counts=(400,), dimension_names=None, chunk_count=400)
+    paths = {n: PlainShape(path="/1", chunk_counts=(400,), dimension_names=None, chunk_count=400)
              for n in fitting}  # fmt: skip
     assert placement.choose_units(live_of(full), (), (), SMALL_COORDINATES, paths.__getitem__) == ()
 
@@ -376,9 +366,9 @@ def test_small_arrays_that_share_manifests_come_along_where_that_is_cheap() -> N
 # -- a thousand appends
 
 
-def shape_of(array_id: int, grid: int = 10_000_000) -> ArrayShape:
+def shape_of(array_id: int, grid: int = 10_000_000) -> PlainShape:
     """A long array of one dimension."""
-    return ArrayShape(
+    return PlainShape(
         path=f"/{array_id}", chunk_counts=(grid,), dimension_names=None, chunk_count=grid
     )
 

@@ -16,7 +16,8 @@ from icechunk_arrow.core.chunks import concat_sorted
 from icechunk_arrow.core.inventories import Inventories
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe, inventories_by_array
-from icechunk_arrow.core.placement import ArrayShape, groups_of, limit_of
+from icechunk_arrow.core.packing import PlainShape
+from icechunk_arrow.core.placement import groups_of, limit_of
 from icechunk_arrow.core.repacking import meeting, plan_repacking
 from tests.core.chunk_rows import Place, boxes, meets, places_of, table_of
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 NAMES = ("x", "y", "z")
 Manifests = dict[str, "pa.Table"]
-Shapes = dict[int, ArrayShape]
+Shapes = dict[int, PlainShape]
 
 
 @st.composite
@@ -66,7 +67,7 @@ def layouts(draw: st.DrawFn) -> tuple[Manifests, Shapes]:
         if draw(st.booleans()):
             places = grid[: len(places)]
         rows += [(array_id, place) for place in sorted(places)]
-        shapes[array_id] = ArrayShape(
+        shapes[array_id] = PlainShape(
             path=f"/{array_id}",
             chunk_counts=counts,
             dimension_names=draw(st.sampled_from([None, NAMES[::-1][: len(counts)]])),
@@ -214,7 +215,7 @@ def test_what_place_makes_stays(layout: tuple[Manifests, Shapes], chosen: Manife
 
 def test_appends_to_a_cut_array_move_only_the_end() -> None:
     """Full parts of a large array stay where they are; the small ones beside them become one."""
-    shapes = {1: ArrayShape(path="/1", chunk_counts=(100,), dimension_names=None, chunk_count=27)}
+    shapes = {1: PlainShape(path="/1", chunk_counts=(100,), dimension_names=None, chunk_count=27)}
     chosen = ManifestSettings(sets=(ManifestSet(name="default", max_manifest_size=10),), rules=())
     manifests = {
         "full": table_of(1, [(n,) for n in range(10)]),
@@ -234,7 +235,7 @@ def test_appends_to_a_cut_array_move_only_the_end() -> None:
 
 def test_an_empty_repository_has_nothing_to_repack() -> None:
     """Arrays without chunks have no manifest, and get none."""
-    shapes = {1: ArrayShape(path="/1", chunk_counts=(4,), dimension_names=None, chunk_count=0)}
+    shapes = {1: PlainShape(path="/1", chunk_counts=(4,), dimension_names=None, chunk_count=0)}
     plan = planned({}, shapes, ManifestSettings())
 
     assert (plan.kept, plan.replaced, plan.together, plan.cut) == (frozenset(), frozenset(), (), {})

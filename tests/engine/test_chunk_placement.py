@@ -66,7 +66,9 @@ def test_memory_held_is_bounded(tmp_path: Path) -> None:
     array[...] = values
 
     assert len(files(tmp_path, "c")) >= 3
-    assert session._pending.size_bytes <= 1 << 20
+    deltas = session._staging.deltas.values()
+    held = [value for delta in deltas for value in delta.entries.values()]
+    assert sum(len(value) for value in held if isinstance(value, bytes)) <= 1 << 20
     assert (array[...] == values).all()
     array[0:64, 0:64] = -1
     session.commit("much")

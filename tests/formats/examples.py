@@ -12,7 +12,7 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.core.snapshot import Node, Snapshot, SnapshotFacts
 from icechunk_arrow.formats import structure
 from tests.core.zarr_documents import plain
@@ -76,12 +76,14 @@ ARRAY = NodeName(id=2, path="/a", type="array")
 LOG = TransactionLog(
     facts=FACTS,
     created=(NodeName(id=1, path="/", type="group"), ARRAY),
-    chunks={
-        2: ChunkChanges(
-            written=from_values([coords.encode_one((3, 4))], pa.binary()),
-            bulk=(BulkWrite(manifest=MANIFEST, extent=((0, 10), (0, 10)), chunk_count=100),),
-        )
-    },
+    chunks=ChunkLog.of(
+        {
+            2: ChunkChanges(
+                written=from_values([coords.encode_one((3, 4))], pa.binary()),
+                bulk=(BulkWrite(manifest=MANIFEST, extent=((0, 10), (0, 10)), chunk_count=100),),
+            )
+        }
+    ),
     names={2: ARRAY},
 )
 BARE_LOG = replace(LOG, facts=None)

@@ -15,7 +15,7 @@ from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts, SnapshotInfo
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.refs import RefEntry
@@ -183,7 +183,11 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
         bulk=tuple(draw(st.lists(bulk, max_size=2))),
         kept=draw(st.none() | st.tuples(*[st.integers(0, 2**62)] * ndim)),
     )
-    return ChunkChanges(written=from_values([b""], pa.binary())) if changes.is_empty else changes
+    return (
+        ChunkChanges(written=from_values([b""], pa.binary()))
+        if not ChunkLog.of({1: changes})
+        else changes
+    )
 
 
 @st.composite
@@ -198,7 +202,7 @@ def logs(draw: st.DrawFn) -> TransactionLog:
         moved=tuple(draw(st.lists(st.tuples(node_names(), paths), max_size=2))),
         updated_metadata=draw(some),
         updated_attributes=draw(some),
-        chunks=touched,
+        chunks=ChunkLog.of(touched),
         names={i: NodeName(id=i, path=draw(paths), type="array") for i in touched},
     )
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.log import ChunkChanges, NodeName, TransactionLog
+from icechunk_arrow.core.log import ChunkChanges, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import attributes, envelope, transaction
 from icechunk_arrow.formats.layout import FileKind
@@ -138,7 +138,7 @@ def test_single_chunks_stay_columns() -> None:
         for number in range(arrays)
     }
     names = {number: NodeName(id=number, path=f"/{number}", type="array") for number in changes}
-    log = TransactionLog(facts=FACTS, chunks=changes, names=names)
+    log = TransactionLog(facts=FACTS, chunks=ChunkLog.of(changes), names=names)
     before = sys.getallocatedblocks()
     found = transaction.decode(transaction.encode(log), FACTS.id)
     made = sys.getallocatedblocks() - before
@@ -150,7 +150,7 @@ def test_single_chunks_stay_columns() -> None:
 def test_a_scalar_that_shrank_is_told_from_one_that_did_not() -> None:
     """No dimensions is not nothing."""
     names = BARE_LOG.names
-    log = TransactionLog(facts=FACTS, chunks={2: ChunkChanges(kept=())}, names=names)
+    log = TransactionLog(facts=FACTS, chunks=ChunkLog.of({2: ChunkChanges(kept=())}), names=names)
 
     assert transaction.decode(transaction.encode(log), FACTS.id).chunks[2].kept == ()
 
