@@ -103,8 +103,8 @@ def _rows(log: TransactionLog) -> pa.Table:
     named = [*chain.from_iterable(of_nodes)]
     changed = [*chunks]
     nodes = [*named, *map(log.names.__getitem__, changed)]
-    owners = np.searchsorted(changed, np.concatenate(of_chunks))
-    rows = np.r_[0, np.arange(len(named)), len(named) + owners]
+    owners = len(named) + np.searchsorted(changed, np.concatenate(of_chunks))
+    rows = np.concatenate([np.zeros(1, np.int64), np.arange(len(named)), owners])
     of_rows = from_numpy(rows, pa.int64(), np.arange(count) > 0)  # the snapshot's row has no node
     codes = np.repeat(np.arange(len(OPERATIONS)), counts)
     columns = {
@@ -129,9 +129,7 @@ def _rows(log: TransactionLog) -> pa.Table:
         "chunk_count": column("chunk_count", ("write_chunks", [b.chunk_count for _, b in bulk])),
         "snapshot": column("snapshot", ("snapshot", [_facts_json(log.facts)])),
     }
-    if (
-        rows[1:] < rows[:-1]
-    ).any():  # they are grouped by array, and each array's stay as they come
+    if (rows[1:] < rows[:-1]).any():  # grouped by array; those of one stay as they come
         order = indices(np.argsort(rows, kind="stable"))
         columns = {name: each.take(order) for name, each in columns.items()}
     columns["id"] = from_numpy(np.arange(count, dtype=np.uint32), pa.uint32())
@@ -144,13 +142,14 @@ def _spread(
     """Put values into the rows from which on they stand; every other row is null."""
     parts = []
     done = 0
-    for row, values in spans:
-        if len(values):
+    for row, values in (*spans, (count, ())):
+        if row > done:
             parts.append(pa.nulls(row - done, arrow_type))
+        if len(values):
             found = values if isinstance(values, pa.Array) else from_values(values, arrow_type)
             parts.append(found)
-            done = row + len(values)
-    return pa.concat_arrays([*parts, pa.nulls(count - done, arrow_type)])
+        done = row + len(values)
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def _facts_json(facts: SnapshotFacts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 from functools import partial
@@ -16,6 +17,7 @@ from tests.benchmarks.harness import (
     print_figures,
     print_flatness,
     print_line,
+    timed,
     verdict,
 )
 from tests.benchmarks.subjects import SPLIT, Icechunk, Ours, copied
@@ -30,6 +32,7 @@ __all__ = ["append", "appends", "overwrite"]
 
 _COUNT = 100
 _MANY_COMMITS = 1000
+_FLOOR = "floor: synced Parquet files"
 _IN_MEMORY = 50_000
 """Rows of a thousand references: two gigabytes."""
 
@@ -187,8 +190,9 @@ def appends(bench: Bench) -> None:
     """A thousand appends of 5,000 references one after the other, against one bulk write of them all by us.
 
     Total time and bytes, the last hundred against the first, and the live manifests at the end. Ours durable
-    and not; icechunk split does the same appends, in turn, for comparison. Then a thousand of 50,000, by us alone;
-    with ``--scale 100`` a thousand of a million too.
+    and not; icechunk split does the same appends, in turn, for comparison. The floor makes each append a plain
+    Parquet file of its own and syncs that: what no commit that is durable can be below. Then a thousand of 50,000,
+    by us and the floor; with ``--scale 100`` a thousand of a million too.
     """
     _appends(bench, 5, with_peer=True)
     _appends(bench, 50, with_peer=False)
@@ -204,7 +208,7 @@ def _appends(bench: Bench, each: int, *, with_peer: bool) -> None:
         "ours": Ours.create(folder / "ours", rows),
         "ours, not durable": Ours.create(folder / "not durable", rows, durable=False),
     }
-    subjects: dict[str, Any] = dict(ours)
+    subjects: dict[str, Any] = {**ours, _FLOOR: _PlainFiles(folder / "floor")}
     if with_peer and bench.icechunk is not None:
         split = references_data.split_rows()
         subjects[SPLIT] = Icechunk.create(bench, folder / SPLIT, rows, split=split)
@@ -221,6 +225,8 @@ def _appends(bench: Bench, each: int, *, with_peer: bool) -> None:
         total, size = sum(seconds), folder_bytes(subjects[name].path)
         first, last = (statistics.median(part) for part in (seconds[:window], seconds[-window:]))
         text = f"{name}: {total:.2f} s, {size:,} bytes"
+        if name == _FLOOR:
+            text += f"; {total / statistics.median(bulk['ours']):.2f} x the time of one bulk write of ours"
         if name in ours:
             slower, larger = total / statistics.median(bulk[name]), size / bulk_bytes[name]
             text += (
@@ -235,6 +241,28 @@ def _appends(bench: Bench, each: int, *, with_peer: bool) -> None:
         if name in ours:
             print_line(f"  {len(ours[name].manifests())} live manifests at the end")
     shutil.rmtree(folder)
+
+
+class _PlainFiles:
+    """Each append a Parquet file, written by pyarrow and synced, and nothing that says what belongs together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.path.mkdir()
+
+    def set(self, *, rows: int, first_row: int, columns: int) -> float:
+        """Write the references of some rows; making them does not count."""
+        table = references_input.table(rows=rows, first_row=first_row, columns=columns)
+
+        def write() -> None:
+            path = self.path / f"{first_row}.parquet"
+            references_input.write_floor(path, table)
+            for each in (path, self.path):
+                descriptor = os.open(each, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+
+        return timed(write)
 
 
 def _bulk(folder: Path, rows: int) -> tuple[dict[str, list[float]], dict[str, int]]:
