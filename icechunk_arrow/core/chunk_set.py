@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, extent_of, member_mask, volume
+from icechunk_arrow.core.chunks import DENSE, extent_of, extent_within, member_mask, volume
 from icechunk_arrow.core.columns import empty, from_values, indices, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 
@@ -56,12 +56,16 @@ class ChunkSet:
         runs: Inventories = NO_INVENTORIES,
         boxes: Sequence[Extent] = (),
         outside: Extent | None = None,
+        within: Extent | None = None,
     ) -> ChunkSet:
-        """Gather what was done to an array; what fills a box is known by the box."""
+        """Gather what was done to an array; what fills a box is known by the box.
+
+        Written chunks are sorted where it is known ``within`` which extent they lie.
+        """
         found = [np.array(boxes, np.uint64).reshape(len(boxes), ndim, 2)]
         single = [deleted] if deleted is not None else []
         if written is not None and len(written):
-            extent = extent_of(written, ndim)
+            extent = extent_of(written, ndim) if within is None else extent_within(written, within)
             if volume(extent) == len(written):
                 found.append(np.array(extent, np.uint64).reshape(1, ndim, 2))
             else:

@@ -45,11 +45,13 @@ __all__ = [
     "ArrayRuns",
     "ChunkRef",
     "Extent",
+    "by_first_row",
     "chunk_table",
     "concat_sorted",
     "describe_arrays",
     "extent_of",
     "extent_of_grid",
+    "extent_within",
     "form_flags",
     "is_sorted",
     "is_virtual",
@@ -213,7 +215,14 @@ def sort_rows(table: pa.Table) -> pa.Table:
     return table.take(indices(order))
 
 
-def concat_sorted(tables: list[pa.Table]) -> pa.Table:
+def by_first_row(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Order sorted tables, none empty: what then follows one another needs no sorting when it is united."""
+    return sorted(
+        tables, key=lambda table: (table["array_id"][0].as_py(), table["coord"][0].as_py())
+    )
+
+
+def concat_sorted(tables: Sequence[pa.Table]) -> pa.Table:
     """Unite tables of references that have no row in common, in order; coded if one of them is."""
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
@@ -268,6 +277,19 @@ def extent_of(coord: pa.Array, ndim: int) -> Extent:
     decoded = coords.decode(coord, ndim)
     low, high = decoded.min(axis=0), decoded.max(axis=0)
     return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
+
+
+def extent_within(column: pa.Array, bounds: Extent) -> Extent:
+    """Find the smallest extent around sorted coordinates within bounds, and stop where it reaches all of them."""
+    ndim = len(bounds)
+    first, last = coords.decode_one(column[0].as_py()), coords.decode_one(column[-1].as_py())
+    extent: Extent = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
+    for start in range(0, len(column), _SOME_ROWS):
+        if extent[1:] == bounds[1:]:  # the first dimension is that of the first and the last row
+            break
+        more = extent_of(column.slice(start, _SOME_ROWS), ndim)
+        extent = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(extent, more, strict=True))
+    return extent
 
 
 def _kinds_of_names(names: pa.Array) -> npt.NDArray[np.uint8]:
@@ -391,7 +413,7 @@ def describe_arrays(
     column = one_array(table["coord"])
     bounds = None if within is None or len(found) != 1 else within.get(int(found[0]))
     if bounds is not None:
-        extent = _extent_within(column, bounds)
+        extent = extent_within(column, bounds)
         starts[0], stops[0] = np.array(extent, np.uint64).reshape(-1, 2).T
         return _array_runs(table, found, rows, counts, (ranks, starts, stops))
     for ndim in distinct(ranks).tolist():
@@ -404,19 +426,6 @@ def describe_arrays(
         starts[chosen, :ndim] = np.minimum.reduceat(decoded, first, axis=0)
         stops[chosen, :ndim] = np.maximum.reduceat(decoded, first, axis=0) + np.uint64(1)
     return _array_runs(table, found, rows, counts, (ranks, starts, stops))
-
-
-def _extent_within(column: pa.Array, bounds: Extent) -> Extent:
-    """Find the smallest extent around sorted coordinates within bounds, and stop where it reaches all of them."""
-    ndim = len(bounds)
-    first, last = coords.decode_one(column[0].as_py()), coords.decode_one(column[-1].as_py())
-    extent: Extent = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
-    for start in range(0, len(column), _SOME_ROWS):
-        if extent[1:] == bounds[1:]:  # the first dimension is that of the first and the last row
-            break
-        more = extent_of(column.slice(start, _SOME_ROWS), ndim)
-        extent = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(extent, more, strict=True))
-    return extent
 
 
 def _array_runs(

@@ -93,7 +93,7 @@ def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChun
     chunks, shapes = changes.chunks, ArrayShapes(base, changes)
     with ManifestWriter(context.storage, new_id) as writer:
         for table in place(chunks.rows, context.config.chunk_manifests, shapes):
-            writer.write(table, shapes.ranks(table))
+            writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
         written = writer.finish()
     gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
     return WrittenChunks(

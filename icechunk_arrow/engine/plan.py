@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from icechunk_arrow.core.chunk_set import ChunkSet
+    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
@@ -169,6 +170,10 @@ class ArrayShapes:
         """Give the shape of an array."""
         return _NodeShape(self._node(node_id), self._chunks.chunk_count(node_id))
 
+    def grid(self, node_id: int) -> Extent:
+        """Give the extent of an array's grid, which its chunks do not leave."""
+        return tuple((0, count) for count in self._node(node_id).chunk_counts)
+
     def path(self, node_id: int) -> str:
         """Give the path of an array."""
         return self._node(node_id).path
@@ -179,12 +184,17 @@ class ArrayShapes:
         columns = ((array_id, self._node(array_id).columns) for array_id in ids.tolist())
         return {array_id: len(found.shape) for array_id, found in columns if found is not None}
 
+    def bounds(self, table: pa.Table) -> dict[int, Extent]:
+        """Give the extent of the grid where all of some rows are one array's: there it pays to know it."""
+        ids = to_numpy(table["array_id"])
+        return {int(ids[0]): self.grid(int(ids[0]))} if ids[0] == ids[-1] else {}
+
 
 def plan_reading(
     base: Snapshot,
     changes: Changes,
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
+    shapes: ArrayShapes,
 ) -> Reading:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
     _, removed = _touched(base, changes)
@@ -200,7 +210,7 @@ def plan_reading(
         node = base.find_node_by_id(node_id)
         if node is None or not len(node.inventories):
             continue
-        chunks = changes.chunks.chunk_set(node_id, node.inventories.starts.shape[1])
+        chunks = changes.chunks.chunk_set(node_id, shapes.grid(node_id))
         affected = chunks.touching(node.inventories)
         if affected:
             going[node_id] = chunks

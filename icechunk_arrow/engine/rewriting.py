@@ -135,7 +135,7 @@ def _write(
         writers = [stack.enter_context(ManifestWriter(context.storage, new_id))]
         for members in plan.together:
             table = _rows_of(context, [nodes[each] for each in members])
-            writers[0].write(table, shapes.ranks(table))
+            writers[0].write(table, shapes.ranks(table), within=shapes.bounds(table))
         for array_id, cut in plan.cut.items():
             for part in cut.parts:
                 writers.append(stack.enter_context(ManifestWriter(context.storage, new_id)))

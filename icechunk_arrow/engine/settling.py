@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.engine.payloads import PayloadWriter, PlacedPayloads
     from icechunk_arrow.engine.staging import ArrayDelta, Runs
 
@@ -111,12 +112,13 @@ class Settled:
         own = self.written.counts.get(array_id, 0)
         return own + (0 if runs is None else runs.inventories.chunk_count)
 
-    def chunk_set(self, array_id: int, ndim: int) -> ChunkSet:
+    def chunk_set(self, array_id: int, grid: Extent) -> ChunkSet:
         """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
         runs = self.runs.get(array_id)
         return ChunkSet.of(
-            ndim,
+            len(grid),
             written=self.written.of_node(array_id),
+            within=grid,
             deleted=self.deleted.of_node(array_id),
             runs=NO_INVENTORIES if runs is None else runs.inventories,
             outside=extent_of_grid(self.kept.get(array_id)),

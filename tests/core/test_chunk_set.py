@@ -42,6 +42,9 @@ class Parts:
     runs: dict[str, tuple[Extent, set[Place]]]
     outside: Extent | None
 
+    grid: Extent | None = None
+    """Something that no written place leaves; None where that is not said."""
+
     def chunk_set(self) -> ChunkSet:
         """The set, made as sessions and conflicts make it."""
         runs = [entry_of(extent, name, len(rows)) for name, (extent, rows) in self.runs.items()]
@@ -52,6 +55,7 @@ class Parts:
             runs=Inventories.of(runs, self.ndim),
             boxes=self.boxes,
             outside=self.outside,
+            within=self.grid,
         )
 
     @property
@@ -75,6 +79,12 @@ class Parts:
     def all_of(self, place: Place) -> bool:
         """Whether a place belongs to the set."""
         return self.known(place) or any(place in rows for _, rows in self.sparse.values())
+
+
+def grids_around(places: set[Place], ndim: int) -> st.SearchStrategy[Extent]:
+    """Grids that hold some places: those that they fill to the end, and larger ones."""
+    most = [max((place[d] for place in places), default=0) for d in range(ndim)]
+    return st.tuples(*(st.tuples(st.just(0), st.integers(n + 1, n + 3)) for n in most))
 
 
 @st.composite
@@ -104,6 +114,7 @@ def parts(draw: st.DrawFn) -> Parts:
         boxes=found,
         runs=runs,
         outside=draw(st.none() | st.tuples(*[st.tuples(st.just(0), small)] * ndim)),
+        grid=draw(st.none() | grids_around(written, ndim)),
     )
 
 

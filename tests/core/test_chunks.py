@@ -89,6 +89,9 @@ def test_uniting_tables(table: pa.Table, data: st.DataObject) -> None:
 
     assert keys_of(parts[0]) == [k for k, m in zip(keys_of(table), mask, strict=True) if m]
     assert chunks.concat_sorted(parts).equals(table)
+    full = chunks.by_first_row([part for part in reversed(parts) if part.num_rows])
+    assert chunks.concat_sorted(full).equals(table)
+    assert [keys_of(part)[0] for part in full] == sorted(keys_of(part)[0] for part in full)
     assert chunks.concat_sorted([]).equals(chunks.CHUNK_SCHEMA.empty_table())
 
 
