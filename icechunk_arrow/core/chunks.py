@@ -227,6 +227,7 @@ def concat_sorted(tables: Sequence[pa.Table]) -> pa.Table:
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
         return full[0]
+    full = by_first_row(full)
     if any(table.schema.equals(CODED_SCHEMA) for table in full):
         full = [with_coded_files(table) for table in full]
         return sort_rows(pa.concat_tables(full).unify_dictionaries().combine_chunks())
@@ -258,9 +259,9 @@ def volume(extent: Extent) -> int:
     return total
 
 
-def extent_of_grid(counts: tuple[int, ...] | None) -> Extent | None:
-    """Give the extent of a grid with so many chunks along each dimension; None of no grid."""
-    return None if counts is None else tuple((0, count) for count in counts)
+def extent_of_grid(counts: tuple[int, ...]) -> Extent:
+    """Give the extent of a grid with so many chunks along each dimension."""
+    return tuple((0, count) for count in counts)
 
 
 def coord_in(extent: Extent, place: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.chunks import by_first_row, concat_sorted, rows_of_array
+from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.core.manifests import subtract
@@ -143,8 +143,7 @@ def _rewrite(
                     ndims = {array_id: len(extent) for array_id, extent in within.items()}
                     writer.write(after[0], ndims, within=within)
                 continue
-            rows = concat_sorted(by_first_row([table for table in after if table.num_rows]))
-            for table in place(rows, context.config.chunk_manifests, shapes):
+            for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
                 writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
         return writer.finish(), frozenset(replaced)
 

@@ -100,7 +100,7 @@ def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChun
         entries=pa.concat_tables([written.entries, *chunks.run_entries()]).combine_chunks(),
         sizes={**written.sizes, **chunks.run_sizes},
         deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
-        paths={node_id: shapes.path(node_id) for node_id in chunks.array_ids},
+        paths={node_id: shapes(node_id).path for node_id in chunks.array_ids},
     )
 
 

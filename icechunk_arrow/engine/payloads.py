@@ -56,9 +56,10 @@ class PayloadWriter:
         """Whether a chunk of this size stands in the manifest."""
         return size_bytes <= self._config.inline_chunk_threshold_bytes
 
-    def gathers(self, staged: object) -> bool:
-        """Whether what is staged of a chunk is bytes that wait to be gathered into a chunk file."""
-        return isinstance(staged, bytes) and not self.is_inline(len(staged))
+    def waiting(self, staged: Iterable[object]) -> list[bool]:
+        """Tell which of what is staged of chunks are bytes that wait to be gathered into chunk files."""
+        limit = self.inline_limit
+        return [isinstance(each, bytes) and len(each) > limit for each in staged]
 
     @property
     def inline_limit(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, extent_of, keep_rows, rows_of_arrays
+from icechunk_arrow.core.chunks import DENSE, extent_of, extent_of_grid, keep_rows, rows_of_arrays
 from icechunk_arrow.core.columns import bytes_at, to_numpy
 from icechunk_arrow.core.log import BulkWrite, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.core.manifests import inventories_by_array
@@ -172,11 +172,7 @@ class ArrayShapes:
 
     def grid(self, node_id: int) -> Extent:
         """Give the extent of an array's grid, which its chunks do not leave."""
-        return tuple((0, count) for count in self._node(node_id).chunk_counts)
-
-    def path(self, node_id: int) -> str:
-        """Give the path of an array."""
-        return self._node(node_id).path
+        return extent_of_grid(self._node(node_id).chunk_counts)
 
     def ranks(self, table: pa.Table) -> dict[int, int]:
         """Tell how many dimensions the arrays of some rows have."""

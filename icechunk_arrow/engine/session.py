@@ -6,6 +6,7 @@ Owns the state and its lock. Keys and Zarr's ways are the store's business, what
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.references import Values
+    from icechunk_arrow.engine.staging import ArrayDelta
 
 __all__ = ["BaseSession"]
 
@@ -328,7 +330,7 @@ class BaseSession:
                     raise _outside(path, coord, view)
             node_id = view.node.id
             self._staging.delta(node_id).entries[key] = value
-            if self._writer.gathers(value):
+            if waits and not self._writer.is_inline(size_bytes):
                 self._waiting_bytes += size_bytes
             self._unchecked += 1
             many = self._unchecked >= _ENTRIES_CHECKED
@@ -338,15 +340,15 @@ class BaseSession:
     def _make_room(self) -> None:
         """Write what waits in memory, where that has become much."""
         with self._lock:
-            many = self._unchecked >= _ENTRIES_CHECKED
-            if not many:  # some of the bytes may be overwritten by now
-                waiting = self._staging.waiting(self._writer).values()
-                sizes = (sum(map(len, delta.entries.values())) for delta in waiting)  # type: ignore[arg-type]
-                self._waiting_bytes = sum(sizes)
-            if many or self._waiting_bytes * 2 >= self._writer.file_size:
-                self._write_waiting()
-                self._unchecked = 0
             deltas = self._staging.deltas
+            waiting = self._staging.waiting(self._writer)
+            # what came in is not all there any more: some of it may be overwritten
+            held = chain.from_iterable(delta.entries.values() for delta in waiting.values())
+            self._waiting_bytes = sum(map(len, held))  # type: ignore[arg-type]
+            many = self._unchecked >= _ENTRIES_CHECKED
+            if many or self._waiting_bytes * 2 >= self._writer.file_size:
+                self._write(waiting)
+                self._unchecked = 0
             for node_id in sorted(deltas, key=lambda each: -len(deltas[each].entries)):
                 # each once: deletions stay, however many they are
                 if sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
@@ -355,13 +357,15 @@ class BaseSession:
     def _write_waiting(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
         with self._lock:
-            if not self._waiting_bytes:
-                return
-            gathered = settle(self._staging.waiting(self._writer), self._writer).gathered
-            if gathered is not None:
-                gathered.finish()
-                gathered.take_over(self._staging.deltas)
-            self._waiting_bytes = 0
+            if self._waiting_bytes:
+                self._write(self._staging.waiting(self._writer))
+
+    def _write(self, waiting: Mapping[int, ArrayDelta]) -> None:
+        gathered = settle(waiting, self._writer).gathered
+        if gathered is not None:
+            gathered.finish()
+            gathered.take_over(self._staging.deltas)
+        self._waiting_bytes = 0
 
     def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
         """Remove a chunk, if there is one."""

@@ -114,14 +114,14 @@ class Settled:
 
     def chunk_set(self, array_id: int, grid: Extent) -> ChunkSet:
         """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
-        runs = self.runs.get(array_id)
+        runs, kept = self.runs.get(array_id), self.kept.get(array_id)
         return ChunkSet.of(
             len(grid),
             written=self.written.of_node(array_id),
             within=grid,
             deleted=self.deleted.of_node(array_id),
             runs=NO_INVENTORIES if runs is None else runs.inventories,
-            outside=extent_of_grid(self.kept.get(array_id)),
+            outside=None if kept is None else extent_of_grid(kept),
         )
 
     @property
@@ -144,10 +144,7 @@ def settle(
     """
     array_ids = sorted(deltas)
     owners, keys, staged, deleted = _entries_of(array_ids, deltas)
-    waits = [False] * len(staged)
-    if writer is not None:
-        limit = writer.inline_limit
-        waits = [isinstance(each, bytes) and len(each) > limit for each in staged]
+    waits = [False] * len(staged) if writer is None else writer.waiting(staged)
     gathered = None
     tables = []
     if any(waits):

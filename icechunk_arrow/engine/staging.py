@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import compress, islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +29,7 @@ from icechunk_arrow.core.chunks import (
     member_mask,
     with_array_id,
 )
-from icechunk_arrow.core.columns import (
-    from_numpy,
-    from_values,
-    one_array,
-)
+from icechunk_arrow.core.columns import from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.inventories import NO_INVENTORIES
@@ -110,11 +106,12 @@ class ArrayDelta:
     def void_in_runs(self) -> ChunkSet:
         """Tell which rows of the runs do not count, for newer ones or because the array shrank."""
         present, gone = self.coordinates()
+        kept = self.runs.kept
         return ChunkSet.of(
             self.runs.inventories.starts.shape[1],
             written=present,
             deleted=gone,
-            outside=extent_of_grid(self.runs.kept),
+            outside=None if kept is None else extent_of_grid(kept),
         )
 
     def forget(self, covered: ChunkSet) -> None:
@@ -265,9 +262,9 @@ class Staging:
         """Give all bytes that wait to be gathered into chunk files, and nothing else."""
         found = {}
         for node_id, delta in self.deltas.items():
-            some = {key: each for key, each in delta.entries.items() if writer.gathers(each)}
-            if some:
-                found[node_id] = ArrayDelta(entries=some)
+            waits = writer.waiting(delta.entries.values())
+            if any(waits):
+                found[node_id] = ArrayDelta(entries=dict(compress(delta.entries.items(), waits)))
         return found
 
     def set_document(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core.chunks import extent_of_grid
 from icechunk_arrow.core.columns import (
     from_numpy,
     from_values,
@@ -94,12 +95,6 @@ def _rows(log: TransactionLog) -> pa.Table:
     counts = [1, *map(len, of_nodes), *map(len, of_chunks)]
     starts = dict(zip(OPERATIONS, accumulate(counts, initial=0), strict=False))
     count = sum(counts)
-
-    def column(name: str, *spans: tuple[str, Sequence[Any] | pa.Array]) -> pa.Array:
-        return _spread(
-            ((starts[word], values) for word, values in spans), count, SCHEMA.field(name).type
-        )
-
     named = [*chain.from_iterable(of_nodes)]
     changed = [*chunks]
     nodes = [*named, *map(log.names.__getitem__, changed)]
@@ -112,23 +107,21 @@ def _rows(log: TransactionLog) -> pa.Table:
         "node_id": from_values([node.id for node in nodes], pa.uint32()).take(of_rows),
         "node_type": from_values([node.type for node in nodes], pa.string()).take(of_rows),
         "path": from_values([node.path for node in nodes], pa.string()).take(of_rows),
-        "from_path": column("from_path", ("move_node", [path for _, path in log.moved])),
-        "coord": column(
-            "coord",
-            ("write_chunk", chunks.written.coords),
-            ("delete_chunk", chunks.deleted.coords),
-        ),
-        "manifest": column(
-            "manifest", ("write_chunks", [file_name(each.manifest) for _, each in bulk])
-        ),
-        "extent": column(
-            "extent",
-            ("truncate_chunks", [[(0, n) for n in kept] for kept in chunks.kept.values()]),
-            ("write_chunks", [each.extent for _, each in bulk]),
-        ),
-        "chunk_count": column("chunk_count", ("write_chunks", [b.chunk_count for _, b in bulk])),
-        "snapshot": column("snapshot", ("snapshot", [_facts_json(log.facts)])),
     }
+    of_some: dict[str, dict[str, Sequence[Any] | pa.Array]] = {
+        "from_path": {"move_node": [path for _, path in log.moved]},
+        "coord": {"write_chunk": chunks.written.coords, "delete_chunk": chunks.deleted.coords},
+        "manifest": {"write_chunks": [file_name(each.manifest) for _, each in bulk]},
+        "extent": {
+            "truncate_chunks": [*map(extent_of_grid, chunks.kept.values())],
+            "write_chunks": [each.extent for _, each in bulk],
+        },
+        "chunk_count": {"write_chunks": [each.chunk_count for _, each in bulk]},
+        "snapshot": {"snapshot": [_facts_json(log.facts)]},
+    }
+    for name, values in of_some.items():
+        spans = ((starts[operation], some) for operation, some in values.items())
+        columns[name] = _spread(spans, count, SCHEMA.field(name).type)
     if (rows[1:] < rows[:-1]).any():  # grouped by array; those of one stay as they come
         order = indices(np.argsort(rows, kind="stable"))
         columns = {name: each.take(order) for name, each in columns.items()}
