@@ -9,6 +9,8 @@
     │   ├── RepositoryNotFoundError
     │   ├── RefNotFoundError                   a branch or tag
     │   ├── SnapshotNotFoundError
+    │   │   ├── ForeignSnapshotError           it is another repository's
+    │   │   └── RetiredSnapshotError           it was expired
     │   ├── NodeNotFoundError                  an array or group
     │   └── ObjectNotFoundError  (FileNotFoundError)   a file in the storage
     ├── AlreadyExistsError       (FileExistsError)
@@ -17,10 +19,12 @@
     ├── NotAuthorizedError       (PermissionError)  a location outside what was allowed
     ├── FormatError                            a file does not say what it should
     │   ├── CorruptFileError                   it is damaged
+    │   │   └── OversizedFileError             it would take more memory than was allowed
     │   ├── UnsupportedFormatError             it was written by something newer
     │   └── SourceChangedError                 the file behind a virtual chunk is not the recorded one
     └── StorageError             (OSError)     the environment failed; often worth another try
-        └── PreconditionFailedError            the object changed under a conditional write
+        ├── PreconditionFailedError            the object changed under a conditional write
+        └── NotDurableError                    what was written elsewhere may be lost in a power cut
 
 A message names the thing, the fact and the way out. What a handler needs is also an attribute.
 Errors survive pickling, because executors send them home. A bug is an ``AssertionError``.
@@ -37,18 +41,22 @@ __all__ = [
     "AlreadyExistsError",
     "ConflictError",
     "CorruptFileError",
+    "ForeignSnapshotError",
     "FormatError",
     "IcechunkArrowError",
     "InvalidInputError",
     "NodeNotFoundError",
     "NotAuthorizedError",
+    "NotDurableError",
     "NotFoundError",
     "ObjectNotFoundError",
+    "OversizedFileError",
     "PreconditionFailedError",
     "ReadOnlyError",
     "RebaseFailedError",
     "RefNotFoundError",
     "RepositoryNotFoundError",
+    "RetiredSnapshotError",
     "SnapshotNotFoundError",
     "SourceChangedError",
     "StorageError",
@@ -132,6 +140,16 @@ class SnapshotNotFoundError(NotFoundError):
     """There is no such snapshot."""
 
 
+class ForeignSnapshotError(SnapshotNotFoundError):
+    """A structure file is there, and belongs to another repository."""
+
+
+class RetiredSnapshotError(SnapshotNotFoundError):
+    """The snapshot was there, and was expired on purpose."""
+
+    parent_id: str | None
+
+
 class NodeNotFoundError(NotFoundError):
     """There is no such array or group."""
 
@@ -148,8 +166,8 @@ class InvalidInputError(IcechunkArrowError, ValueError):
     """An argument is wrong, and nothing was changed."""
 
 
-class ReadOnlyError(IcechunkArrowError, PermissionError):
-    """This session, store or place cannot be written."""
+class ReadOnlyError(IcechunkArrowError, PermissionError, ValueError):
+    """This session, store or place cannot be written; zarr knows it as a ``ValueError``."""
 
 
 class NotAuthorizedError(IcechunkArrowError, PermissionError):
@@ -162,6 +180,10 @@ class FormatError(IcechunkArrowError):
 
 class CorruptFileError(FormatError):
     """A file is damaged: cut, altered, exchanged or incomplete."""
+
+
+class OversizedFileError(CorruptFileError):
+    """A file would take more memory than the person who opened it allows; made so by damage, or by somebody."""
 
 
 class UnsupportedFormatError(FormatError):
@@ -178,3 +200,7 @@ class StorageError(IcechunkArrowError, OSError):
 
 class PreconditionFailedError(StorageError):
     """The object is not the one that was to be replaced."""
+
+
+class NotDurableError(StorageError):
+    """What was written elsewhere was not synced, and the commit would promise that it stays."""

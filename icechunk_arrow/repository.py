@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.html import html_of
@@ -12,10 +12,13 @@ from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.compaction import compact_chunks
 from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
+from icechunk_arrow.engine.opening import CACHE_BYTES, Choices
 from icechunk_arrow.engine.rewriting import rewrite_manifests
-from icechunk_arrow.engine.timetravel import resolve, tip_to_read
+from icechunk_arrow.engine.timetravel import resolve, tip_to_read, tip_to_write
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.session import Session
+from icechunk_arrow.storage.settings import StorageSettings
 from icechunk_arrow.tables.inspecting import inspect_snapshot
 from icechunk_arrow.tables.inspections import inspection_table
 from icechunk_arrow.tables.reading import read_table, read_together
@@ -52,11 +55,24 @@ class Repository:
     storage_options
         What the file system takes, as in pandas, dask and xarray.
     config
-        Settings. Given to ``create`` they are saved; given to ``open`` they override those saved.
+        How the repository is written. Given to ``create`` it is saved; given to ``open`` it overrides what is
+        saved.
+    storage_settings
+        How the place is used: durability, tries, time-outs. This and what follows are never taken from the
+        repository.
+    cache_bytes
+        How much of structure files and manifests is kept in memory.
+    decode_limit_bytes
+        How much any one file may take in memory while it is decoded. A file that would take more is refused with
+        ``OversizedFileError``.
     authorize_virtual_chunk_access
         URL prefixes from which virtual chunks may be read, or a mapping of them to ``storage_options``.
     state_url
         Where the state file is, for a repository whose catalog is a state file apart from the data.
+    pickle_secrets
+        Whether pickles of what is opened (read-only sessions, forks, stores) hold the secrets among all
+        ``storage_options``. Without it they are left out, and found again in the environment of the process that
+        opens the pickle, or missed there by name. What this package hands to Spark's tasks holds them.
     """
 
     def __init__(self, context: Context) -> None:
@@ -69,9 +85,13 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         *,
         config: RepositoryConfig | None = None,
+        storage_settings: StorageSettings | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        decode_limit_bytes: int = DECODE_LIMIT_BYTES,
         authorize_virtual_chunk_access: Allowed = None,
         catalog: str = "branches",
         state_url: Place | None = None,
+        pickle_secrets: bool = False,
     ) -> Repository:
         """Make a repository where there is none.
 
@@ -89,7 +109,13 @@ class Repository:
             url,
             storage_options,
             config,
-            authorize_virtual_chunk_access,
+            Choices(
+                storage_settings=storage_settings or StorageSettings(),
+                cache_bytes=cache_bytes,
+                decode_limit_bytes=decode_limit_bytes,
+                allowed=authorize_virtual_chunk_access,
+                pickle_secrets=pickle_secrets,
+            ),
             catalog=catalog,
             state_url=state_url,
         )
@@ -102,13 +128,22 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         *,
         config: RepositoryConfig | None = None,
+        storage_settings: StorageSettings | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        decode_limit_bytes: int = DECODE_LIMIT_BYTES,
         authorize_virtual_chunk_access: Allowed = None,
         state_url: Place | None = None,
+        pickle_secrets: bool = False,
     ) -> Repository:
         """Open a repository that exists, or ``RepositoryNotFoundError``."""
-        context = opening.open_context(
-            url, storage_options, config, authorize_virtual_chunk_access, state_url=state_url
+        choices = Choices(
+            storage_settings=storage_settings or StorageSettings(),
+            cache_bytes=cache_bytes,
+            decode_limit_bytes=decode_limit_bytes,
+            allowed=authorize_virtual_chunk_access,
+            pickle_secrets=pickle_secrets,
         )
+        context = opening.open_context(url, storage_options, config, choices, state_url=state_url)
         return cls(context)
 
     @classmethod
@@ -117,14 +152,16 @@ class Repository:
     ) -> Repository:
         """Open a repository, or make it; of several processes that try, one makes it."""
         to_open = {name: value for name, value in choices.items() if name != "catalog"}
-        try:
-            return cls.open(url, storage_options, **to_open)
-        except RepositoryNotFoundError:
-            pass
-        try:
-            return cls.create(url, storage_options, **choices)
-        except AlreadyExistsError:
-            return cls.open(url, storage_options, **to_open)
+        rounds = 4  # somebody else may be seen before the first entry, behind it, and behind the state file
+        while True:
+            with suppress(RepositoryNotFoundError):
+                return cls.open(url, storage_options, **to_open)
+            rounds -= 1
+            try:
+                return cls.create(url, storage_options, **choices)
+            except AlreadyExistsError:
+                if not rounds:  # something else is in the way
+                    raise
 
     @staticmethod
     def exists(
@@ -157,12 +194,13 @@ class Repository:
 
     @property
     def config(self) -> RepositoryConfig:
-        """The settings in force."""
+        """The settings in force: how the repository is written."""
         return self._context.config
 
     def save_config(self) -> None:
         """Write the settings in force into the repository, for everybody who opens it from now on."""
-        opening.save_config(self._context.storage, self._context.config)
+        self._context.catalog.check_identity()
+        self._context.saved_config.save()
 
     # -- branches and tags
 
@@ -176,13 +214,18 @@ class Repository:
 
     def create_branch(self, branch: str, snapshot_id: str) -> None:
         """Begin a branch at a snapshot."""
-        self._context.catalog.create_branch(branch, self._facts(snapshot_id))
+        self._context.catalog.create_branch(branch, self._to_be_named(snapshot_id))
 
     def reset_branch(
         self, branch: str, snapshot_id: str, from_snapshot_id: str | None = None
     ) -> None:
         """Point a branch at another snapshot; with ``from_snapshot_id`` only if it is still there."""
-        self._context.catalog.reset_branch(branch, self._facts(snapshot_id), from_snapshot_id)
+        expected = from_snapshot_id
+        if expected is not None:
+            tip = tip_to_read(self._context, branch)
+            if tip.snapshot_id == expected and tip.newest is not None:
+                expected = tip.newest.snapshot  # a foreign entry may name another one
+        self._context.catalog.reset_branch(branch, self._to_be_named(snapshot_id), expected)
 
     def delete_branch(self, branch: str) -> None:
         """End a branch; ``main`` stays."""
@@ -198,7 +241,7 @@ class Repository:
 
     def create_tag(self, tag: str, snapshot_id: str) -> None:
         """Name a snapshot, for good."""
-        self._context.catalog.create_tag(tag, self._facts(snapshot_id))
+        self._context.catalog.create_tag(tag, self._to_be_named(snapshot_id))
 
     def delete_tag(self, tag: str) -> None:
         """Withdraw a tag; its name stays reserved for ever."""
@@ -206,6 +249,13 @@ class Repository:
 
     def _facts(self, snapshot_id: str) -> SnapshotInfo:
         return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
+
+    def _to_be_named(self, snapshot_id: str) -> SnapshotInfo:
+        """Give a snapshot that a branch or tag will name: that promises that it stays."""
+        facts = self._context.files.read_facts(check_id(snapshot_id, "snapshot id"))
+        if not facts.synced:
+            self._context.storage.sync_everything()
+        return facts.info
 
     # -- history
 
@@ -241,7 +291,7 @@ class Repository:
     def writable_session(self, branch: str) -> Session:
         """Read a branch's newest snapshot, change it, and commit."""
         self._context.storage.require_writable()
-        tip = tip_to_read(self._context, branch)
+        tip = tip_to_write(self._context, branch)
         return Session(self._context, tip.snapshot_id, tip)
 
     @contextmanager

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.html import html_of
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.engine.forks import (
     WrittenChunks,
     arrays_of,
     combine,
     refuse_deleted,
+    require_synced,
     shared_manifests,
     uncommitted_snapshot,
     write_out,
@@ -43,7 +44,7 @@ class Session(BaseSession):
     processes there is :meth:`fork`.
     """
 
-    @cached_property
+    @lazy
     def store(self) -> IcechunkStore:
         """The Zarr store: what ``zarr.open_group`` and ``xarray.open_zarr`` take."""
         return IcechunkStore(self, read_only=self.read_only)
@@ -97,13 +98,12 @@ class Session(BaseSession):
         with self._lock:
             self._check_writable()
             self._write_waiting()  # so that what is staged names files, and nothing waits in memory
-            before = self._staging.copy()
+            before, self._staging = self._staging, self._staging.copy()
         try:
             yield
         except BaseException:
             with self._lock:
                 self._staging = before
-                self._views.clear()
             raise
 
     # -- work done by others
@@ -117,16 +117,18 @@ class Session(BaseSession):
         with self._lock:
             self._check_writable()
             self._write_waiting()
-            snapshot_id = self._snapshot_id
+            snapshot_id = self.snapshot_id
             if self.has_uncommitted_changes:
                 snapshot_id = uncommitted_snapshot(
                     self._context,
                     self._get_tip(),
                     self._staging.base,
-                    self._changes(),
+                    self._changes_of(self._staging),
                     self._started_at,
                 )
-            return ForkSession(self._context, snapshot_id)
+            fork = ForkSession(self._context, snapshot_id)
+            fork._forked_at = self._staging.base.id  # noqa: SLF001 -- made here
+            return fork
 
     def merge(self, *forks: ForkSession, duplicates: str = "error") -> None:
         """Take over what forks of this session wrote.
@@ -136,13 +138,16 @@ class Session(BaseSession):
         forks
             In the order in which they count.
         duplicates
-            ``"error"`` refuses a chunk that two of them wrote or deleted, ``"last"`` keeps what the later one
-            did.
+            ``"error"`` refuses a chunk that two of them wrote, or that one wrote and another one deleted;
+            ``"last"`` keeps what the later one did.
 
         Raises
         ------
         InvalidInputError
-            Two forks wrote one chunk, or an array was replaced meanwhile; nothing is changed.
+            Two forks wrote one chunk, or meanwhile an array was replaced or made smaller, or this session was
+            rebased; nothing is changed.
+        NotDurableError
+            A fork did its work without syncing it, where this session is durable; nothing is changed.
         """
         self.merge_written([fork.finish() for fork in forks], duplicates=duplicates)
 
@@ -152,15 +157,20 @@ class Session(BaseSession):
             raise InvalidInputError(f"duplicates must be 'error' or 'last', not {duplicates!r}")
         with self._lock:
             self._check_writable()
-            views = arrays_of(parts, self.get_array)
+            require_synced(self._context.storage, parts)
+            views = arrays_of(parts, self._staging.base.id, self.get_array)
             last_wins = duplicates == "last"
-            if any(part.deleted.num_rows for part in parts):
-                if last_wins:  # one after the other, as a later deletion wins too
-                    for part in parts:
+            before, self._staging = self._staging, self._staging.copy()
+            try:
+                if last_wins and any(part.deleted.num_rows for part in parts):
+                    for part in parts:  # one after the other, as a later deletion wins too
                         self._lay([part], views, last_wins=True)
-                    return
-                refuse_deleted(self._context, parts, views)
-            self._lay(parts, views, last_wins=last_wins)
+                else:
+                    refuse_deleted(self._context, parts, views)
+                    self._lay(parts, views, last_wins=last_wins)
+            except BaseException:
+                self._staging = before
+                raise
 
     def _lay(
         self, parts: Sequence[WrittenChunks], views: Mapping[int, ArrayView], *, last_wins: bool
@@ -189,6 +199,8 @@ class Session(BaseSession):
 class ForkSession(Session):
     """Writes chunks for another session, in any process: see :meth:`Session.fork`."""
 
+    _forked_at: str
+    """The snapshot on which the session stood that was forked."""
     _written: WrittenChunks | None = None
 
     @property
@@ -196,31 +208,50 @@ class ForkSession(Session):
         """Whether this fork has given what it wrote, and takes no more."""
         return self._written is not None
 
+    def renew_after_fork(self) -> None:
+        """Go on in a child as a fork that was sent there would."""
+        super().renew_after_fork()
+        self._is_copy = self._is_lost
+
+    @property
+    def _is_writer(self) -> bool:
+        return self._written is None
+
     def __repr__(self) -> str:
+        if self._is_copy:
+            return super().__repr__()
         state = "finished" if self.read_only else "writable"
-        return f"<ForkSession {state} {self._context.storage.url} at {self._snapshot_id!r}>"
+        return f"<ForkSession {state} {self._context.storage.url} at {self.snapshot_id!r}>"
 
     def finish(self) -> WrittenChunks:
         """Write everything that is still in memory, and tell what there is for the session to take over."""
         with self._lock:
             if self._written is None:
                 self._write_waiting()
-                self._written = write_out(self._context, self._staging.base, self._changes())
+                self._written = write_out(
+                    self._context,
+                    self._staging.base,
+                    self._changes_of(self._staging),
+                    forked_at=self._forked_at,
+                )
             return self._written
 
     def __getstate__(self) -> dict[str, Any]:
         written = self.finish() if self.read_only or self.has_uncommitted_changes else None
         return {
             "context": self._context,
-            "snapshot_id": self._snapshot_id,
+            "snapshot_id": self.snapshot_id,
+            "forked_at": self._forked_at,
             "written": written,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._forked_at = state["forked_at"]
         self._written = state["written"]
 
     def _check_writable(self) -> None:
+        self._refuse_copy()
         if self.read_only:
             raise ReadOnlyError(
                 "this fork has given what it wrote; fork the session again to write more"
@@ -243,6 +274,10 @@ class ForkSession(Session):
     def move(self, from_path: str, to_path: str) -> None:
         """Refuse: a fork moves no nodes."""
         self._refuse(f"move {from_path!r} to {to_path!r}")
+
+    def clear_array(self, path: str) -> NoReturn:
+        """Refuse: a fork clears no arrays."""
+        self._refuse(f"clear {path!r}")
 
     def commit(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: the session that was forked commits."""

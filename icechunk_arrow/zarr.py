@@ -27,11 +27,13 @@ from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.core.locations import is_far
 from icechunk_arrow.engine.joining import Moment
 from icechunk_arrow.engine.keyspace import Keyspace
 from icechunk_arrow.engine.listing import BATCH_ROWS
-from icechunk_arrow.engine.virtual import check_location, is_far
+from icechunk_arrow.engine.virtual import check_location
 from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError, ReadOnlyError
+from icechunk_arrow.storage.forks import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -79,7 +81,7 @@ def _bounds(byte_range: ByteRequest | None) -> Callable[[int], tuple[int, int]]:
             return lambda size: (min(offset, size), size)
         case SuffixByteRequest(suffix):
             return lambda size: (max(size - suffix, 0), size)
-    raise ValueError(f"Unexpected byte_range, got {byte_range}.")
+    raise InvalidInputError(f"Unexpected byte_range, got {byte_range}.")
 
 
 def _micros(moment: datetime | None) -> int | None:
@@ -111,11 +113,18 @@ class IcechunkStore(Store):
         self._keys = Keyspace(session)
         storage = session._context.storage  # noqa: SLF001 -- the store is the session's other face
         self._fast = storage.capabilities.fast
-        self._settings = session.config
+        settings = session._context.storage_settings  # noqa: SLF001
+        self._max_concurrency = settings.max_concurrency
         access = session._context.access  # noqa: SLF001
         self._sync = self._fast and not any(map(is_far, access.prefixes))
         self._pool: ThreadPoolExecutor | None = None
         self._moments: WeakKeyDictionary[asyncio.AbstractEventLoop, Moment] = WeakKeyDictionary()
+        renew_in_forks(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget threads that were not forked, and what they were asked for."""
+        self._pool = None
+        self._moments = WeakKeyDictionary()
 
     @property
     def session(self) -> BaseSession:
@@ -161,6 +170,14 @@ class IcechunkStore(Store):
                 "this session is read-only; repo.writable_session(branch).store can be written"
             )
         return type(self)(self._session, read_only=read_only)
+
+    def _check_writable(self) -> None:
+        """Say as an error of ours what zarr says of stores that only read."""
+        if self.read_only:
+            raise ReadOnlyError(
+                "store was opened in read-only mode and does not support writing; a store of "
+                "repo.writable_session(branch) does"
+            )
 
     # -- synchronous protocol
 
@@ -211,7 +228,7 @@ class IcechunkStore(Store):
     def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Have a function run in another thread."""
         if self._pool is None:
-            workers = self._settings.storage.max_concurrency
+            workers = self._max_concurrency
             self._pool = ThreadPoolExecutor(workers, "icechunk_arrow")
         return self._pool.submit(function, *args)
 
@@ -250,7 +267,7 @@ class IcechunkStore(Store):
             def later(seconds: float, then: Callable[[], None]) -> None:
                 loop.call_soon_threadsafe(loop.call_later, seconds, then)
 
-            moment = Moment(self._keys.read_part, self._submit, later)
+            moment = Moment(self._keys.read_part, self._keys.part_to_fetch, self._submit, later)
             self._moments[loop] = moment
             loop.call_soon(self._begin, loop)
         return await asyncio.wrap_future(moment.ask(look, bounds))
@@ -382,7 +399,8 @@ class IcechunkStore(Store):
         key
             The chunk's key, such as ``temperature/c/0/1``.
         location
-            An absolute URL.
+            An absolute URL. One of ``http`` or ``https`` is sent as it stands, so it is percent-encoded;
+            elsewhere what follows the host is the file's name as it is, so it is not.
         offset, length
             The byte range.
         checksum

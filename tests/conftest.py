@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from icechunk_arrow.engine import opening
+from tests.bystanders import SEEN, UNSEEN, Bystanders, local_root
 from tests.promises import required
 from tests.servers import ServerUnavailableError, s3_server
 
@@ -69,3 +71,32 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def s3_url(s3: S3Server) -> str:
     """A prefix in the bucket that no other test has."""
     return f"{s3.url}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture(autouse=True)
+def bystanders(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bystanders | None]:
+    """Let every repository on a local disk stand beside a user's old files, which are there afterwards.
+
+    A test that looks at all files of a repository leaves them out by ``is_bystander``, or is marked ``alone``.
+    """
+    if request.node.get_closest_marker("alone") is not None:
+        yield None
+        return
+    planted: list[Bystanders] = []
+    create = opening.create_context
+
+    def beside_others(url: Any, *given: Any, **more: Any) -> Any:
+        if not planted:
+            planted.append(Bystanders(request.getfixturevalue("tmp_path_factory").mktemp("user")))
+        for place in (url, more.get("state_url")):
+            root = None if place is None else local_root(place)
+            if root is not None and not root.is_file():
+                planted[0].plant(root.parent if root.suffix == ".json" else root, SEEN, UNSEEN)
+        return create(url, *given, **more)
+
+    monkeypatch.setattr(opening, "create_context", beside_others)
+    yield None
+    for each in planted:
+        each.check()

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
+from icechunk_arrow import StorageSettings
+
 if TYPE_CHECKING:
     from icechunk_arrow import Repository
 
-__all__ = ["make_array", "read_array", "written"]
+UNSYNCED = StorageSettings(durable=False)
+"""For repositories of which no power cut has to leave anything."""
+
+__all__ = ["UNSYNCED", "make_array", "read_array", "written"]
 
 
 def make_array(store: Any, name: str = "a", shape: tuple[int, ...] = (8, 8), **more: Any) -> Any:

@@ -7,6 +7,7 @@ circles hide.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ FOREIGN_TO_CORE = {
     "asyncio",
 }
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "util", "helper"}
-LONGEST_FILE = 560
+LONGEST_FILE = 640
 LONGEST_FUNCTION = 95
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -115,6 +116,58 @@ def test_fsspec_is_imported_by_storage_alone() -> None:
     }
 
     assert {name.split(".")[1] for name in users} == {"storage"}
+
+
+LASTING = {"Lock", "RLock", "Condition", "Semaphore", "ThreadPoolExecutor", "Future"}
+WITHIN_A_CALL = {"ManifestWriter", "Moment", "_Load"}
+"""Classes whose locks and threads do not outlive the calls of those who share them."""
+
+
+def _made_in(node: ast.AST) -> set[str]:
+    """Names of what a class or module calls, as far as it could be such a thing."""
+    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    names = {
+        each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls
+    }
+    return names & LASTING
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_what_lasts_is_renewed_in_forked_children(path: Path) -> None:
+    """A class that keeps locks, threads or futures in its instances renews them; so does a module."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    keeping = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(
+            isinstance(each, ast.Assign | ast.AnnAssign)
+            and each.value is not None
+            and _made_in(each.value)
+            and any(
+                isinstance(target, ast.Attribute)
+                for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
+            )
+            for each in ast.walk(node)
+        )
+        and not re.search(
+            r"^    def renew_after_fork", ast.get_source_segment(text, node) or "", re.MULTILINE
+        )
+    }
+    loose = any(
+        isinstance(each, ast.Assign | ast.AnnAssign) and _made_in(each) for each in tree.body
+    )
+
+    assert keeping - WITHIN_A_CALL == set()
+    assert not loose or "run_in_forks" in text
+
+
+def test_no_lock_is_shared_by_all_instances() -> None:
+    """``functools.cached_property`` has one, in the oldest Python; ``core.lazy`` has none."""
+    users = [module_name(path) for path in MODULES if "import cached_property" in path.read_text()]
+
+    assert users == []
 
 
 def _lines_of_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_wheel_has_what_it_needs(tmp_path: Path) -> None:
-    """The built wheel carries the type marker, the schemas and the licence, and no tests."""
+    """The built wheel carries the type marker, the schemas and the licence, and no tests and no kit."""
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -31,6 +31,10 @@ def test_the_wheel_has_what_it_needs(tmp_path: Path) -> None:
     assert len(texts) >= 9
     assert texts <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "notebooks/"))]
+    schemas = {path.relative_to(ROOT) for path in (ROOT / "schemas").rglob("*") if path.is_file()}
+    carried = {name.removeprefix("icechunk_arrow/") for name in names}
+    assert {path.as_posix() for path in schemas if "conformance" not in path.parts} <= carried
+    assert not [name for name in names if "conformance" in name]
 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")

@@ -76,5 +76,6 @@ def test_errors_are_what_python_expects() -> None:
     assert issubclass(errors.InvalidInputError, ValueError)
     assert issubclass(errors.StorageError, OSError)
     assert issubclass(errors.ReadOnlyError, PermissionError)
+    assert issubclass(errors.ReadOnlyError, ValueError)
     assert issubclass(errors.AlreadyExistsError, FileExistsError)
     assert all(issubclass(getattr(errors, n), errors.IcechunkArrowError) for n in errors.__all__)

@@ -23,13 +23,17 @@ from icechunk_arrow.engine.published import main, published
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import parse_key
 from icechunk_arrow.formats.transaction import OPERATIONS
-from icechunk_arrow.storage.settings import StorageSettings
+from icechunk_arrow.storage.publish import SCRATCH
+from tests.places import UNSYNCED
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 NAMES = {
     "attributes.json",
     "branch-entry.schema.json",
     "config.schema.json",
+    "hint.schema.json",
+    "ledger-entry.schema.json",
+    "log-facts.schema.json",
     "manifest-wide.json",
     "manifest.json",
     "snapshot-facts.schema.json",
@@ -76,9 +80,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         config = RepositoryConfig(
             inline_attributes_threshold_bytes=10,
             checksum_chunks=True,
-            storage=StorageSettings(durable=False),
         )
-        repo = Repository.create(str(root / catalog), config=config, catalog=catalog)
+        repo = Repository.create(
+            str(root / catalog), config=config, storage_settings=UNSYNCED, catalog=catalog
+        )
         session = repo.writable_session("main")
         group = zarr.create_group(session.store)
         array = group.create_array("a", shape=(70_000, 4), chunks=(1000, 4), dtype="f8")
@@ -105,11 +110,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def files_of(place: Path) -> dict[str, bytes]:
-    """Every file of a repository, by key; what is in ``tmp`` is no part of it."""
+    """Every file of a repository, by key; what is unfinished is no part of it."""
     return {
         path.relative_to(place).as_posix(): path.read_bytes()
         for path in sorted(place.rglob("*"))
-        if path.is_file() and path.relative_to(place).parts[0] != "tmp"
+        if path.is_file() and path.relative_to(place).parts[0] != SCRATCH
     }
 
 
@@ -134,6 +139,7 @@ def test_every_json_file_obeys_its_schema(places: list[Path]) -> None:
     assert seen == {
         *((("branches", role)) for role in schemas),
         ("state", "state"),
+        ("state", "branch"),
         ("state", "config"),
     }
 
@@ -148,6 +154,18 @@ def test_every_snapshot_has_facts_that_obey_the_schema(places: list[Path]) -> No
             count += 1
 
     assert count == 6
+
+
+def test_every_log_begins_with_facts_that_obey_the_schema(places: list[Path]) -> None:
+    """What readers see that see no footers."""
+    count = 0
+    for place in places:
+        for path in (place / "t").iterdir():
+            facts = pq.read_table(path)["snapshot"][0].as_py()
+            validator("log-facts").validate(json.loads(facts))
+            count += 1
+
+    assert count == 4
 
 
 def columns(fields: Any) -> list[Any]:
@@ -204,6 +222,9 @@ REFUSED: dict[str, list[Any]] = {
     ],
     "config": [{"inline-chunk-treshold-bytes": 5}, {"checksum-chunks": 1}, {"storage": None}],
     "snapshot-facts": [{}, {"metadata": {}}],
+    "log-facts": [{}, {"id": "x"}],
+    "hint": [{}, {"sequence": -1, "snapshot": "VY76P925PRY57WFEK410"}],
+    "ledger-entry": [{}, {"log": "VY76P925PRY57WFEK410"}],
 }
 
 
@@ -214,7 +235,7 @@ def test_schemas_refuse_what_the_code_refuses(name: str) -> None:
         assert not validator(name).is_valid(value)
 
 
-def settings_of(schema: dict[str, Any], settings: type[Any], key: str = "") -> list[Any]:
+def settings_of(schema: dict[str, Any], settings: type[Any]) -> list[Any]:
     """Every setting with its schema, as (key, schema, class, name)."""
     found = []
     hints = typing.get_type_hints(settings)
@@ -223,10 +244,7 @@ def settings_of(schema: dict[str, Any], settings: type[Any], key: str = "") -> l
         inner = schema["properties"][name]
         if hints[field.name] is ManifestSettings:  # tests/core/test_manifest_settings.py
             continue
-        if dataclasses.is_dataclass(hints[field.name]):
-            found += settings_of(inner, hints[field.name], f"{key}{name}.")
-        else:
-            found.append((f"{key}{name}", inner, settings, field.name))
+        found.append((name, inner, settings, field.name))
     assert schema["properties"].keys() == {
         field.name.replace("_", "-")
         for field in (f for f in dataclasses.fields(settings) if f.init)
@@ -300,7 +318,7 @@ def test_sections_that_the_code_points_to_exist() -> None:
 def test_the_specification_names_every_column_setting_and_operation() -> None:
     """What is published is explained."""
     names = {name for text in published().values() for name in re.findall(r'"name": "(\w+)"', text)}
-    names |= set(CONFIG["properties"]) | set(CONFIG["properties"]["storage"]["properties"])
+    names |= set(CONFIG["properties"])
     names |= set(OPERATIONS)
 
     assert {name for name in names if name not in SPECIFICATION} == set()

@@ -97,7 +97,7 @@ def _options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
-    "init": (making.init, ("init new-weather --set cache-bytes=100000000",)),
+    "init": (making.init, ("init new-weather --set chunk-file-size-bytes=100000000",)),
     "log": (inventory.log, ("log weather --limit 5",)),
     "branches": (inventory.branches, ("branches weather",)),
     "tags": (inventory.tags, ("tags weather --format json",)),
@@ -133,7 +133,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
         describing.schema,
         ("schema", "schema chunks", "schema manifest.json --format json"),
     ),
-    "config": (making.config, ("config weather --set storage.retry-tries=5",)),
+    "config": (making.config, ("config weather --set checksum-chunks=true",)),
 }
 """Each command, and examples that its help shows; a test runs them."""
 

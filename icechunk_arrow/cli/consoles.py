@@ -1,6 +1,7 @@
 """Where things are said: data on standard output, messages and progress on standard error.
 
 What comes from a repository may hold anything; it is made visible here, so that it never steers a terminal.
+Into files and pipes data goes as it is.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["console_on", "harmless", "say", "working"]
+__all__ = ["console_on", "harmless", "harmless_json", "say", "working"]
 
 _WIDE = 1_000_000
-_STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_STEERING = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, those that turn the direction of writing, and halves of pairs."""
 
 
 def harmless(text: str, *, lines: bool = False) -> str:
@@ -31,6 +35,13 @@ def harmless(text: str, *, lines: bool = False) -> str:
         return found[0].encode("unicode_escape").decode()
 
     return _STEERING.sub(visible, text)
+
+
+def harmless_json(text: str) -> str:
+    """Write control characters of a JSON document as JSON does; it says the same, and ends of lines stay."""
+    return _STEERING.sub(
+        lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 def console_on(file: IO[str]) -> Console:

@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from icechunk_arrow.cli.consoles import say
 from icechunk_arrow.cli.options import (
@@ -20,6 +19,7 @@ from icechunk_arrow.cli.options import (
     storage_options_of,
 )
 from icechunk_arrow.cli.output import emit
+from icechunk_arrow.core.plain_yaml import dump_plain_yaml, load_plain_yaml
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
@@ -32,7 +32,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a setting, as cache-bytes=1000000 or storage.durable=false; the value is YAML. May be repeated.",
+        help="Set a setting, as checksum-chunks=true or chunk-manifests.preload.max-manifests=0; the value is "
+        "YAML. May be repeated.",
     ),
 ]
 
@@ -79,14 +80,12 @@ def config(
 
 def _with_settings(base: RepositoryConfig, settings: list[str]) -> RepositoryConfig:
     """Lay settings over others; what is wrong is said with the key that it is wrong with."""
-    found: dict[str, Any] = yaml.safe_load(base.to_yaml())
+    found: dict[str, Any] = base.to_plain()
     for key, text in pairs(settings, "--set").items():
         try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError):
-            raise InvalidInputError(
-                f"the value of {key} is not YAML: {text[:100]!r}; quote it"
-            ) from None
+            value = load_plain_yaml(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the value of {key} is not plain YAML: {error}") from None
         *above, last = key.split(".")
         place: Any = found
         for name in above:
@@ -96,4 +95,4 @@ def _with_settings(base: RepositoryConfig, settings: list[str]) -> RepositoryCon
                 f"unknown configuration key {key!r}; `icechunk-arrow config` lists all"
             )
         place[last] = value
-    return RepositoryConfig.from_yaml(yaml.safe_dump(found))
+    return RepositoryConfig.from_yaml(dump_plain_yaml(found))

@@ -23,7 +23,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from icechunk_arrow.cli.consoles import console_on, harmless, say, working
+from icechunk_arrow.cli.consoles import console_on, harmless, harmless_json, say, working
 from icechunk_arrow.cli.options import Format
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, StorageError
@@ -114,7 +114,8 @@ def text_table(rows: list[dict[str, str]]) -> pa.Table:
 def emit_text(text: str, output: Path | None = None) -> None:
     """Write a text to standard output or into a file."""
     with opened(output) as sink:
-        sink.write(text.encode("utf-8", "replace"))
+        shown = harmless_json(text) if sink.isatty() else text
+        sink.write(shown.encode("utf-8", "replace"))
 
 
 @contextmanager
@@ -175,19 +176,22 @@ def _write_json(reader: Rows, sink: BinaryIO) -> None:
             f"several columns are named {twice[0]!r}, of which JSON keeps one; name them apart with AS"
         )
     before = b"[\n"
+    shown = harmless_json if sink.isatty() else str
     for row in _rows(reader):
         found = dict(zip(names, map(plain, row), strict=True))
-        sink.write(before + json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        text = shown(json.dumps(found, ensure_ascii=False))
+        sink.write(before + text.encode("utf-8", "replace"))
         before = b",\n"
     sink.write(b"[]\n" if before == b"[\n" else b"\n]\n")
 
 
 def _write_csv(reader: Rows, sink: BinaryIO) -> None:
     text = io.TextIOWrapper(sink, encoding="utf-8", newline="", write_through=False)
+    shown = harmless if sink.isatty() else str
     try:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(reader.schema.names)
-        writer.writerows(map(cell, row) for row in _rows(reader))
+        writer.writerow(map(shown, reader.schema.names))
+        writer.writerows((shown(cell(value)) for value in row) for row in _rows(reader))
         text.flush()
     finally:
         text.detach()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
-import yaml
 
 from icechunk_arrow.cli.consoles import working
 from icechunk_arrow.cli.options import (
@@ -115,8 +114,7 @@ def _read(storage: Storage, key: str, parsed: ParsedKey, limit: int) -> _Shown:
 def _facts_of(role: str, data: bytes, key: str) -> dict[str, Any]:
     """Check a small file, and give what it says."""
     if role == "config":
-        found: dict[str, Any] = yaml.safe_load(RepositoryConfig.from_yaml(data).to_yaml())
-        return found
+        return RepositoryConfig.from_yaml(data, []).to_plain()
     if role == "state":
         state.decode(data, key)
     else:

@@ -337,15 +337,24 @@ def _by_steps(wanted: npt.NDArray[Any], known: npt.NDArray[Any]) -> Places:
     step = (float(known[last]) - float(known[0])) / max(last, 1)
     if not step:
         return np.where(wanted == known[0], 0, -1)
-    guess = wanted - known[0].astype(np.float64)
-    guess /= step
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        guess = wanted - known[0].astype(np.float64)
+        guess /= step
         np.rint(guess, out=guess)
         np.clip(guess, 0, last, out=guess)
         np.nan_to_num(guess, copy=False)
     places: Places = guess.astype(np.int64)
     places[known[places] != wanted] = -1
     return places
+
+
+def _apart(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Give distances; of integers without a sign, as they may be longer than 63 bits."""
+    if left.dtype.kind == "f":
+        found: npt.NDArray[Any] = np.abs(left - right)
+        return found
+    whole: npt.NDArray[Any] = np.maximum(left, right) - np.minimum(left, right)
+    return whole.view(np.uint64)
 
 
 def _by_hash(wanted: pa.Array, known: pa.Array) -> Places:
@@ -392,7 +401,7 @@ class NearLookup:
             numbers = _numbers(values)
         above = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
         below = np.maximum(above - 1, 0)
-        to_above, to_below = np.abs(known[above] - numbers), np.abs(numbers - known[below])
+        to_above, to_below = _apart(known[above], numbers), _apart(known[below], numbers)
         nearest = np.where(to_below <= to_above, below, above)
         near = np.minimum(to_above, to_below) <= self.tolerance
         if values.null_count:

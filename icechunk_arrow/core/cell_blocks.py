@@ -7,7 +7,7 @@ a cell's number in it. Must not know which array the cells are of, nor where the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -190,10 +190,15 @@ class _Total(CellBlock):
     """All rows that have a value, added up."""
 
     counts: npt.NDArray[np.uint32] = field(init=False)
+    infinite: Mask = field(init=False)
+    """Which have a row that is infinite itself."""
+    result: ClassVar[str]
+    """What comes of the rows, in words."""
 
     def __post_init__(self) -> None:
         super(_Total, self).__post_init__()
         self.counts = np.zeros(len(self.values), np.uint32)
+        self.infinite = np.zeros(len(self.values), np.bool_)
 
     def add(
         self,
@@ -205,8 +210,11 @@ class _Total(CellBlock):
         self.written[addresses] = True
         if valid is not None:
             addresses, values = addresses[valid], values[valid]
-        np.add.at(self.values, addresses, values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add.at(self.values, addresses, values)
         np.add.at(self.counts, addresses, np.uint32(1))
+        if values.dtype.kind == "f":
+            self.infinite[addresses[np.isinf(values)]] = True
         self._note(addresses, values)
 
     def _note(self, addresses: Addresses, values: Values) -> None:
@@ -220,6 +228,15 @@ class _Total(CellBlock):
     def _result(self) -> Values:
         raise NotImplementedError
 
+    def _rounded(self, found: npt.NDArray[np.float64]) -> Values:
+        """Round to the array's floats; what becomes infinite only by that does not fit."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = found.astype(native_dtype(self.dtype))
+        beyond = np.isinf(rounded) & ~self.infinite
+        if beyond.any():
+            raise CellError(int(np.argmax(beyond)), f"{self.result} does not fit into {self.dtype}")
+        return rounded
+
     def _as_integers(self, found: npt.NDArray[np.float64]) -> Values:
         """Round to the nearest; of what fits, since the rows did."""
         return np.rint(found).astype(native_dtype(self.dtype))
@@ -227,6 +244,7 @@ class _Total(CellBlock):
 
 @dataclass(slots=True)
 class _Sum(_Total):
+    result = "the sum of its rows"
     rough: npt.NDArray[np.float64] | None = None
     """The same as floats, which show where 64 bits were too few."""
 
@@ -238,27 +256,22 @@ class _Sum(_Total):
 
     def _result(self) -> Values:
         if self.dtype.kind == "f":
-            return _rounded(self.values, self.dtype)
+            return self._rounded(self.values)
         limits = np.iinfo(self.dtype)
         beyond = (self.values < limits.min) | (self.values > min(limits.max, 2**63 - 1))
         if self.rough is not None:
             beyond |= np.abs(self.rough - self.values) > 2.0**62
         if beyond.any():
-            raise CellError(
-                int(np.argmax(beyond)), f"the sum of its rows does not fit into {self.dtype}"
-            )
+            raise CellError(int(np.argmax(beyond)), f"{self.result} does not fit into {self.dtype}")
         return self.values.astype(native_dtype(self.dtype))
 
 
 @dataclass(slots=True)
 class _Mean(_Total):
+    result = "the mean of its rows"
+
     def _result(self) -> Values:
         found = self.values / np.maximum(self.counts, 1)
         if self.dtype.kind == "f":
-            return _rounded(found, self.dtype)
+            return self._rounded(found)
         return self._as_integers(found)
-
-
-def _rounded(values: Values, dtype: np.dtype[Any]) -> Values:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(native_dtype(dtype))

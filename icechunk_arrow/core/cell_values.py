@@ -16,6 +16,7 @@ import pyarrow as pa
 from icechunk_arrow.core.axis_lookup import canonical, shown
 from icechunk_arrow.core.cell_blocks import native_dtype
 from icechunk_arrow.core.cf_time import TimeUnits, find_time_units
+from icechunk_arrow.core.cf_values import packed_by
 from icechunk_arrow.core.columns import bitmap, to_numpy, validity
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ def cell_type_of(
 ) -> CellType | str:
     """Say how a column goes into an array; if it does not, why."""
     units = find_time_units(attributes.get("units"), attributes.get("calendar"))
-    packed = {"scale_factor", "add_offset"} & attributes.keys()
+    packed = packed_by(dtype, attributes)
     if packed:
         return (
-            f"it is packed ({', '.join(sorted(packed))}), and rows would be written as they are; write to an "
+            f"it is packed ({', '.join(packed)}), and rows would be written as they are; write to an "
             f"array without these attributes"
         )
     if pa.types.is_timestamp(arrow_type) or pa.types.is_date(arrow_type):
@@ -270,6 +271,10 @@ def _check_lengths(texts: pa.Array, dtype: np.dtype[Any]) -> None:
     if dtype.kind != "U":
         return
     longest = dtype.itemsize // 4
-    for row, text in enumerate(texts.unique().to_pylist()):
-        if text is not None and len(text) > longest:
-            raise ValueFault(row, repr(text), f"it is longer than the array's {longest} characters")
+    for text in texts.unique().to_pylist():
+        if text is None or (len(text) <= longest and not text.endswith("\0")):
+            continue
+        why = f"it is longer than the array's {longest} characters"
+        if len(text) <= longest:
+            why = "it ends in NUL, which texts of one length cannot keep"
+        raise ValueFault(texts.index(text).as_py(), repr(text), why)

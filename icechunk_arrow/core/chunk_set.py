@@ -6,7 +6,6 @@ Whether it touches a manifest is decided on extents; rows are looked at only whe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import DENSE, extent_of, extent_within, member_mask, volume
 from icechunk_arrow.core.columns import empty, from_values, indices, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.lazy import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ class ChunkSet:
             sparse=sparse,
         )
 
-    @cached_property
+    @lazy
     def _points(self) -> npt.NDArray[np.uint64]:
         return coords.decode(self.coordinates, self.ndim)
 

@@ -28,7 +28,7 @@ from icechunk_arrow.core.columns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -40,22 +40,29 @@ __all__ = [
     "HAS_CRC",
     "HAS_INLINE",
     "HAS_NATIVE",
+    "HAS_STATISTICS",
+    "HAS_SUMS",
     "HAS_VIRTUAL",
+    "STATISTICS",
     "WIDE",
     "ArrayRuns",
     "ChunkRef",
     "Extent",
     "by_first_row",
     "chunk_table",
+    "columns_of",
+    "concat_rows",
     "concat_sorted",
     "describe_arrays",
     "extent_of",
     "extent_of_grid",
     "extent_within",
     "form_flags",
+    "is_chunk_table",
     "is_sorted",
     "is_virtual",
     "keep_rows",
+    "known_statistics",
     "member_mask",
     "rows_of_array",
     "rows_of_arrays",
@@ -70,6 +77,7 @@ Extent = tuple[tuple[int, int], ...]
 """A half-open range per dimension."""
 
 DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL, WIDE, HAS_CHECKS, HAS_CRC = 1, 2, 4, 8, 16, 32, 64
+HAS_STATISTICS, HAS_SUMS = 128, 256
 """Flags of an inventory entry: what the rows are like, and which form the manifest file has."""
 _MOST = (1 << 64) - 1
 
@@ -84,9 +92,42 @@ CHUNK_SCHEMA = pa.schema(
         pa.field("etag", pa.string()),
         pa.field("last_modified", pa.timestamp("us", "UTC")),
         pa.field("crc32c", pa.uint32()),
+        pa.field("sums_crc32c", pa.uint32()),
     ]
 )
-"""References in memory, sorted by (array_id, coord); every column is there, null where unused."""
+"""References in memory, sorted by (array_id, coord); every column is there, null where unused.
+
+Behind them stands :data:`STATISTICS` where some rows have any.
+"""
+
+STATISTICS = pa.field(
+    "statistics",
+    pa.struct(
+        [
+            ("value_count", pa.uint64()),
+            ("nan_count", pa.uint64()),
+            ("missing_count", pa.uint64()),
+            ("low_float", pa.float64()),
+            ("high_float", pa.float64()),
+            ("low_int", pa.int64()),
+            ("high_int", pa.int64()),
+            ("low_uint", pa.uint64()),
+            ("high_uint", pa.uint64()),
+            ("low_text", pa.binary()),
+            ("high_text", pa.binary()),
+            ("sum_float", pa.float64()),
+            ("sum_int", pa.int64()),
+            ("bounds_exact", pa.uint8()),
+            ("clip", pa.binary()),
+            ("missing", pa.binary()),
+        ]
+    ),
+)
+"""What is known of chunks' values, in one column: what moves rows moves it along, and most tables do without.
+
+The members stand in manifests as columns of their own; but ``missing``, what counted as missing when the chunk was
+written, stands there once for each array.
+"""
 
 _FILE = CHUNK_SCHEMA.get_field_index("chunk_file")
 CODED_SCHEMA = CHUNK_SCHEMA.set(
@@ -116,6 +157,8 @@ class ChunkRef(NamedTuple):
     last_modified: int | None = None
     """Microseconds since 1970, UTC."""
     crc32c: int | None = None
+    sums_crc32c: int | None = None
+    """Of the sums of blocks that stand behind the chunk in its file; None where there are none."""
 
     @property
     def kind(self) -> str:
@@ -131,10 +174,15 @@ def is_virtual(file: str) -> bool:
 
 
 def chunk_table(columns: Mapping[str, pa.Array], count: int) -> pa.Table:
-    """Make a table of references, coded if its files are; columns that are not given are null."""
+    """Make a table of references, coded if its files are; columns that are not given are null.
+
+    Statistics are a column only where they are given.
+    """
     files = columns.get("chunk_file")
     coded = files is not None and pa.types.is_dictionary(files.type)
     schema = CODED_SCHEMA if coded else CHUNK_SCHEMA
+    if STATISTICS.name in columns:
+        schema = schema.append(STATISTICS)
     arrays = [
         columns[field.name] if field.name in columns else pa.nulls(count, field.type)
         for field in schema
@@ -142,10 +190,23 @@ def chunk_table(columns: Mapping[str, pa.Array], count: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def is_chunk_table(table: pa.Table) -> bool:
+    """Whether a table is one of references, coded or not, with statistics or without."""
+    fields = list(table.schema)
+    if len(fields) > len(CHUNK_SCHEMA) and fields[-1].equals(STATISTICS):
+        fields.pop()
+    found = pa.schema(fields)
+    return bool(found.equals(CHUNK_SCHEMA) or found.equals(CODED_SCHEMA))
+
+
+def _is_coded(table: pa.Table) -> bool:
+    return bool(pa.types.is_dictionary(table.schema.field(_FILE).type))
+
+
 def with_coded_files(table: pa.Table) -> pa.Table:
     """Bring a table of references into the form of :data:`CODED_SCHEMA`, all of it with the same codes."""
     files = table["chunk_file"]
-    if not table.schema.equals(CODED_SCHEMA):
+    if not _is_coded(table):
         return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.dictionary_encode())
     places = [[b and b.address for b in part.dictionary.buffers()] for part in files.chunks]
     if all(place == places[0] for place in places):
@@ -153,7 +214,10 @@ def with_coded_files(table: pa.Table) -> pa.Table:
     return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.unify_dictionaries())
 
 
-_REF_COLUMNS = ("inline_data", "chunk_file", "offset", "length", "etag", "last_modified", "crc32c")
+_REF_COLUMNS = (
+    *("inline_data", "chunk_file", "offset", "length"),
+    *("etag", "last_modified", "crc32c", "sums_crc32c"),
+)
 """The columns that a reference's members stand in."""
 
 
@@ -228,10 +292,19 @@ def concat_sorted(tables: Sequence[pa.Table]) -> pa.Table:
     if len(full) == 1:
         return full[0]
     full = by_first_row(full)
-    if any(table.schema.equals(CODED_SCHEMA) for table in full):
+    if not full:
+        return empty_table(CHUNK_SCHEMA)
+    coded = any(map(_is_coded, full))
+    if coded:
         full = [with_coded_files(table) for table in full]
-        return sort_rows(pa.concat_tables(full).unify_dictionaries().combine_chunks())
-    return sort_rows(pa.concat_tables(full).combine_chunks()) if full else empty_table(CHUNK_SCHEMA)
+    united = concat_rows(full)
+    return sort_rows((united.unify_dictionaries() if coded else united).combine_chunks())
+
+
+def concat_rows(tables: Sequence[pa.Table]) -> pa.Table:
+    """Put tables that are coded alike one behind the other; statistics are null where one has none."""
+    mixed = len({table.num_columns for table in tables}) > 1
+    return pa.concat_tables(tables, promote_options="default" if mixed else "none")
 
 
 def member_mask(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -337,10 +410,32 @@ def _kinds(table: pa.Table) -> npt.NDArray[np.uint8]:
 def form_flags(table: pa.Table) -> int:
     """Flags that tell which form a manifest of these rows takes on disk."""
     checks = any(table[name].null_count < table.num_rows for name in ("etag", "last_modified"))
-    crc = table["crc32c"].null_count < table.num_rows
+    sums = table["sums_crc32c"].null_count < table.num_rows
+    crc = sums or table["crc32c"].null_count < table.num_rows
+    described = any(known_statistics(table))
     lengths = to_numpy(table["length"])
     wide = bool(len(lengths)) and int(lengths.max()) >= 1 << 32
-    return (WIDE if wide else 0) | (HAS_CHECKS if checks else 0) | (HAS_CRC if crc else 0)
+    flags = (WIDE if wide else 0) | (HAS_CHECKS if checks else 0) | (HAS_CRC if crc else 0)
+    return flags | (HAS_STATISTICS if described else 0) | (HAS_SUMS if sums else 0)
+
+
+def columns_of(table: pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
+    """Give some columns of a table; statistics are null where it has none."""
+    return {
+        name: pa.nulls(table.num_rows, STATISTICS.type)
+        if name == STATISTICS.name and name not in table.column_names
+        else one_array(table[name])
+        for name in names
+    }
+
+
+def known_statistics(table: pa.Table) -> Iterator[tuple[str, pa.Array]]:
+    """Give the statistics that some rows have, as columns."""
+    if STATISTICS.name in table.column_names:
+        column = one_array(table[STATISTICS.name])
+        for field, values in zip(STATISTICS.type, column.flatten(), strict=True):
+            if field.name != "missing" and values.null_count < len(values):
+                yield field.name, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

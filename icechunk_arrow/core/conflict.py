@@ -15,17 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import member_mask, volume
+from icechunk_arrow.core.chunks import coord_in, extent_of_grid, member_mask, volume
 from icechunk_arrow.core.columns import bytes_at, from_numpy
-from icechunk_arrow.core.coords import decode_one
+from icechunk_arrow.core.coords import decode, decode_one
 from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.log import ChunkChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
+    from icechunk_arrow.core.log import BulkWrite, NodeName, TransactionLog
 
 __all__ = [
     "BasicConflictSolver",
@@ -37,6 +38,8 @@ __all__ = [
     "VersionSelection",
     "chunks_of",
     "conflicts",
+    "cuts_off",
+    "given_way",
 ]
 
 MOST_LISTED = 1000
@@ -67,7 +70,7 @@ class Conflict:
     path: str
     node_id: int | None = None
     conflicted_chunks: tuple[tuple[int, ...], ...] | None = None
-    """The first of the chunks that both wrote."""
+    """The first of the chunks that both wrote; None where one side cut off what the other one wrote."""
     chunk_count: int | None = None
 
 
@@ -150,7 +153,7 @@ def conflicts(
 
     ``coords_of`` gives the coordinates of a bulk write whose extent has holes.
     """
-    if theirs.is_empty:  # manifests were arranged anew, and nothing else
+    if theirs.keeps_values:  # what is placed elsewhere is no matter of ours
         return ()
     if theirs.moved or ours.moved:
         moved = (theirs.moved or ours.moved)[0]
@@ -164,6 +167,21 @@ def conflicts(
     found = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
     found += _of_chunks(ours, theirs, coords_of)
     return (*found, *_of_deletions(ours, theirs))
+
+
+def given_way(
+    node_id: int, theirs: TransactionLog, coords_of: Callable[[BulkWrite], pa.Array]
+) -> ChunkSet | None:
+    """Tell which chunks that were only placed elsewhere by us have to give way to what they did.
+
+    None stands for all of the array's chunks.
+    """
+    gone = {node.id for node in theirs.deleted} | {each.node.id for each in theirs.shifted}
+    if node_id in gone:
+        return None
+    found = theirs.chunks.get(node_id, ChunkChanges())
+    placed = (*theirs.relocated.get(node_id, ()), *theirs.annotated.get(node_id, ()))
+    return chunks_of(replace(found, bulk=(*found.bulk, *placed)), coords_of)
 
 
 def _of(kind: ConflictType, node: NodeName) -> Conflict:
@@ -180,11 +198,12 @@ def _of_new_nodes(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict
     taken = {node.path for node in theirs.created}
     arrays = {node.path for node in theirs.created if node.type == "array"}
     below = {above for node in theirs.created for above in _above(node.path)}
+    gone = {node.path for node in theirs.deleted} - taken - {node.path for node in ours.created}
     found = []
     for node in ours.created:
         if node.path in taken:
             found.append(_of(ConflictType.NewNodeConflictsWithExistingNode, node))
-        elif arrays.intersection(_above(node.path)) or (
+        elif (arrays | gone).intersection(_above(node.path)) or (
             node.type == "array" and node.path in below
         ):
             found.append(_of(ConflictType.NewNodeInInvalidGroup, node))
@@ -192,10 +211,10 @@ def _of_new_nodes(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict
 
 
 def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
-    updated = _updated(theirs)
+    updated = theirs.updated
     deleted = {node.id for node in theirs.deleted}
     found = []
-    for node in _updated(ours).values():
+    for node in ours.updated.values():
         if node.id in updated:
             found.append(_of(ConflictType.ZarrMetadataDoubleUpdate, node))
         if node.id in deleted:
@@ -209,10 +228,6 @@ def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
     return found
 
 
-def _updated(log: TransactionLog) -> Mapping[int, NodeName]:
-    return {node.id: node for node in (*log.updated_metadata, *log.updated_attributes)}
-
-
 def _of_chunks(
     ours: TransactionLog,
     theirs: TransactionLog,
@@ -220,7 +235,7 @@ def _of_chunks(
 ) -> list[Conflict]:
     deleted = {node.id for node in theirs.deleted}
     created = {node.id for node in theirs.created}
-    updated = _updated(theirs)
+    updated = theirs.updated
     found = []
     for node_id in ours.chunks:
         node = ours.names[node_id]
@@ -242,29 +257,59 @@ def _of_double_updates(
     theirs: TransactionLog,
     coords_of: Callable[[BulkWrite], pa.Array],
 ) -> list[Conflict]:
-    chunks, count = _both(ours.chunks[node.id], theirs.chunks[node.id], coords_of)
-    if not count:
-        return []
-    return [
-        Conflict(
-            conflict_type=ConflictType.ChunkDoubleUpdate,
-            path=node.path,
-            node_id=node.id,
-            conflicted_chunks=tuple(chunks),
-            chunk_count=count,
+    mine, other = ours.chunks[node.id], theirs.chunks[node.id]
+    found = []
+    if cuts_off(mine, other) or cuts_off(other, mine):
+        found.append(_of(ConflictType.ChunkDoubleUpdate, node))
+    chunks, count = _both(mine, other, coords_of)
+    if count:
+        found.append(
+            Conflict(
+                conflict_type=ConflictType.ChunkDoubleUpdate,
+                path=node.path,
+                node_id=node.id,
+                conflicted_chunks=tuple(chunks),
+                chunk_count=count,
+            )
         )
-    ]
+    return found
+
+
+def cuts_off(mine: ChunkChanges, other: ChunkChanges) -> bool:
+    """Whether one side cut off chunks that the other one wrote or deleted."""
+    kept = mine.kept
+    if kept is None:
+        return False
+    # extents are the smallest, so a chunk reaches as far as they do
+    ends = (zip(each.extent, kept, strict=True) for each in other.at_once)
+    if any(stop > count for axes in ends for (_, stop), count in axes):
+        return True
+    return bool((decode(other.single, len(kept)) >= np.array(kept, np.uint64)).any())
 
 
 def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
-    """Tell which chunks were written or deleted."""
+    """Tell which chunks were written, deleted or cut off, there or not."""
+    kept = changes.kept
+    outside = None if kept is None else extent_of_grid(kept)
+    return replace(_chunks_of(changes, coords_of, _rank(changes)), outside=outside)
+
+
+def _rank(changes: ChunkChanges) -> int:
+    """Tell how many dimensions an array has to which something happened."""
+    if changes.at_once:
+        return len(changes.at_once[0].extent)
+    if changes.kept is not None:
+        return len(changes.kept)
+    return len(decode_one(bytes_at(changes.single, 0))) if len(changes.single) else 0
+
+
+def _chunks_of(
+    changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array], ndim: int
+) -> ChunkSet:
     single = [changes.single]
     single += [coords_of(bulk) for bulk in changes.bulk if not bulk.is_dense]
     boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
-    ndim = len(boxes[0]) if boxes else 0
-    for column in single:
-        if len(column):
-            ndim = len(decode_one(bytes_at(column, 0)))
+    boxes += [each.extent for each in changes.cleared]
     return ChunkSet.of(ndim, deleted=pa.concat_arrays(single), boxes=boxes)
 
 
@@ -274,8 +319,9 @@ def _both(
     coords_of: Callable[[BulkWrite], pa.Array],
 ) -> tuple[list[tuple[int, ...]], int]:
     """Find the chunks that both wrote or deleted: the first of them, and how many."""
-    ours = chunks_of(_meeting(mine, other), coords_of)
-    theirs = chunks_of(_meeting(other, mine), coords_of)
+    ndim = _rank(mine)
+    ours = _chunks_of(_meeting(mine, other), coords_of, ndim)
+    theirs = _chunks_of(_meeting(other, mine), coords_of, ndim)
     in_both = [ours.coordinates.filter(_mask(theirs.mask(ours.coordinates)))]
     rest = theirs.coordinates.filter(_mask(ours.mask(theirs.coordinates)))
     in_both.append(rest.filter(_mask(~member_mask(rest, in_both[0]))))
@@ -283,9 +329,10 @@ def _both(
     listed = sorted(map(decode_one, single[:MOST_LISTED].to_pylist()))
     count = len(single)
     for low, high in zip(*_common_boxes(ours.boxes, theirs.boxes), strict=True):
-        if len(listed) < MOST_LISTED:
-            listed.append(tuple(low.tolist()))
-        count += volume(tuple(zip(low.tolist(), high.tolist(), strict=True)))
+        box = tuple(zip(low.tolist(), high.tolist(), strict=True))
+        more = min(volume(box), MOST_LISTED - len(listed))
+        listed += (coord_in(box, place) for place in range(more))
+        count += volume(box)
     return listed[:MOST_LISTED], count
 
 
@@ -313,13 +360,14 @@ def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
     if not changes.bulk:
         return changes
     ndim = len(changes.bulk[0].extent)
-    theirs = ChunkSet.of(ndim, deleted=other.single, boxes=[bulk.extent for bulk in other.bulk])
+    boxes = [each.extent for each in other.at_once]
+    theirs = ChunkSet.of(ndim, deleted=other.single, boxes=boxes)
     mine = Inventories.of_extents([bulk.extent for bulk in changes.bulk], ndim)
     return replace(changes, bulk=tuple(changes.bulk[i] for i in theirs.touching(mine)))
 
 
 def _of_deletions(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
-    touched = {*_updated(theirs), *theirs.chunks}
+    touched = {*theirs.updated, *theirs.chunks}
     below = {above for node in theirs.created for above in _above(node.path)}
     found = []
     for node in ours.deleted:

@@ -7,13 +7,13 @@ entry as an object (:class:`InventoryEntry`) exists only where one is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import distinct
+from icechunk_arrow.core.lazy import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -88,7 +88,7 @@ class Inventories:
         """How many chunks there are in all."""
         return int(self.row_counts.sum()) if self.manifests else 0
 
-    @cached_property
+    @lazy
     def _listed(self) -> tuple[InventoryEntry, ...]:
         return tuple(self)
 
@@ -105,12 +105,12 @@ class Inventories:
         mask = ((starts <= point) & (point < stops)).all(axis=1)
         return [self[low + index] for index in np.flatnonzero(mask).tolist()]
 
-    @cached_property
+    @lazy
     def _first(self) -> npt.NDArray[np.uint64]:
         """Where entries begin along the first dimension, rising."""
         return np.ascontiguousarray(self.starts[:, 0])
 
-    @cached_property
+    @lazy
     def _reach(self) -> npt.NDArray[np.uint64]:
         """How far along the first dimension any entry up to this one goes."""
         return np.maximum.accumulate(self.stops[:, 0])
@@ -224,12 +224,12 @@ class Entries:
     def __len__(self) -> int:
         return len(self.codes)
 
-    @cached_property
+    @lazy
     def code_of(self) -> Mapping[str, int]:
         """The code of each manifest."""
         return {name: code for code, name in enumerate(self.manifests)}
 
-    @cached_property
+    @lazy
     def first_pairs(self) -> npt.NDArray[np.int64]:
         """By entry: where its pairs begin."""
         return np.cumsum(self.ranks) - self.ranks

@@ -7,6 +7,7 @@ members that come twice, depth. Must not know Zarr.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 from icechunk_arrow.errors import InvalidInputError
 
 __all__ = [
+    "changed_members",
     "decode_json",
+    "decode_strict_json",
     "encode_json",
     "is_finite",
+    "json_bytes",
     "kind_of",
     "parse_json",
     "same_json",
@@ -46,6 +50,38 @@ def decode_json(data: bytes) -> Any:
         return json.loads(data.decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def decode_strict_json(data: bytes) -> Any:
+    """Decode JSON bytes as the standard has them: numbers are finite, and no member comes twice.
+
+    Raises
+    ------
+    ValueError
+        They are none.
+    """
+    try:
+        return json.loads(
+            data.decode(),
+            object_pairs_hook=_unique_members,
+            parse_constant=_finite,
+            parse_float=_finite,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:50]} is not finite")
+    return value
+
+
+def json_bytes(data: bytes) -> int:
+    """Bound what the values of JSON bytes take in memory, without reading them."""
+    objects, lists, members = map(data.count, (b"{", b"[", b","))
+    return len(data) + 240 * objects + 100 * lists + 90 * members
 
 
 def parse_json(data: bytes) -> Any:
@@ -79,6 +115,13 @@ def same_json(one: Any, other: Any) -> bool:
     NaN is the same as NaN, and 0.0 is not the same as -0.0.
     """
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def changed_members(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
+    """Name the members that only one of two objects has, or whose values differ, sorted."""
+    both = before.keys() & after.keys()
+    differ = {name for name in both if not same_json(before[name], after[name])}
+    return tuple(sorted(differ | (before.keys() ^ after.keys())))
 
 
 def is_finite(value: Any) -> bool:

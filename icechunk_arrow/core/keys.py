@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "LONGEST_PATH_BYTES",
     "METADATA_NAME",
     "ChunkKeys",
     "check_node_path",
@@ -32,6 +33,9 @@ __all__ = [
 
 METADATA_NAME = "zarr.json"
 """The last part of the key of a node's document."""
+
+LONGEST_PATH_BYTES = 4096
+"""Of a node's path in UTF-8; file systems and object stores take no longer keys, or not even these."""
 
 # 19 digits hold every chunk index that a manifest can; int() of an endless number would be slow.
 _MOST_DIGITS = 19
@@ -59,6 +63,11 @@ def check_node_path(path: str) -> str:
     for name in path[1:].split("/"):
         if fault := _fault_of_name(name):
             raise InvalidInputError(f"node path {path!r}: {fault}", path=path)
+    if len(path) * 4 > LONGEST_PATH_BYTES < len(path.encode()):
+        raise InvalidInputError(
+            f"node path {path[:200]!r}… has more than {LONGEST_PATH_BYTES} bytes; choose shorter names",
+            path=path,
+        )
     return path
 
 

@@ -2,13 +2,16 @@
 
 A bulk write is known by its manifest and extent, single writes by their coordinates. Conflicts, diffs and
 ``status`` are decided on these values alone.
+
+What changes values stands apart from what only puts the same bytes elsewhere (*placement*): the latter gives way to
+everything, and whoever follows values does not see it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.chunks import volume
 from icechunk_arrow.core.columns import empty, indices, run_edges
+from icechunk_arrow.core.lazy import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,8 +34,13 @@ __all__ = [
     "BulkWrite",
     "ChunkChanges",
     "ChunkLog",
+    "Cleared",
     "NodeName",
+    "NodeUpdate",
+    "Resize",
+    "Shift",
     "Singles",
+    "TakenSource",
     "TransactionLog",
 ]
 
@@ -42,6 +51,48 @@ class NodeName(NamedTuple):
     id: int
     path: str
     type: str
+
+
+class NodeUpdate(NamedTuple):
+    """A node whose document or attributes changed, and the top-level members that differ."""
+
+    node: NodeName
+    keys: tuple[str, ...]
+
+
+class Resize(NamedTuple):
+    """An array of which nothing but the shape changed."""
+
+    node: NodeName
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class Shift(NamedTuple):
+    """An array of which all chunks have other coordinates now."""
+
+    node: NodeName
+    offset: tuple[int, ...]
+    """What was added to the index along each dimension."""
+
+
+class TakenSource(NamedTuple):
+    """A foreign file whose chunks a commit refers to or took over, as it was then."""
+
+    location: str
+    etag: str | None
+    last_modified: int | None
+    """Microseconds since 1970."""
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """A box of chunks that were deleted at once, whether they were there or not."""
+
+    extent: Extent
+    chunk_count: int
+    """How many of them were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +120,17 @@ class ChunkChanges:
     written: pa.Array = field(default_factory=_no_chunks)
     """Encoded coordinates of chunks that were written one by one, sorted."""
     deleted: pa.Array = field(default_factory=_no_chunks)
-    """Encoded coordinates of chunks that were deleted, sorted."""
+    """Encoded coordinates of chunks that were deleted, there or not, sorted."""
+    cleared: tuple[Cleared, ...] = ()
+    """Boxes of chunks that were deleted, there or not."""
     bulk: tuple[BulkWrite, ...] = ()
     kept: tuple[int, ...] | None = None
     """Where the array shrank: chunks outside this many along each dimension are gone."""
+
+    @property
+    def at_once(self) -> tuple[BulkWrite | Cleared, ...]:
+        """All that was written or deleted by extent."""
+        return (*self.bulk, *self.cleared)
 
     @property
     def single(self) -> pa.Array:
@@ -100,7 +158,7 @@ class Singles:
             return NO_SINGLES
         return cls(np.concatenate(ids), pa.concat_arrays([coords for _, coords in full]))
 
-    @cached_property
+    @lazy
     def spans(self) -> Mapping[int, slice]:
         """Where each node's chunks stand, by its id; nodes without any are not there."""
         if not len(self):
@@ -109,7 +167,7 @@ class Singles:
         spans = map(slice, edges[:-1].tolist(), edges[1:].tolist())
         return dict(zip(self.node_ids[edges[:-1]].tolist(), spans, strict=True))
 
-    @cached_property
+    @lazy
     def counts(self) -> Mapping[int, int]:
         """How many chunks of each node there are, as far as there are any."""
         return {node_id: span.stop - span.start for node_id, span in self.spans.items()}
@@ -137,6 +195,7 @@ class ChunkLog(Mapping[int, ChunkChanges]):
 
     written: Singles = NO_SINGLES
     deleted: Singles = NO_SINGLES
+    cleared: Mapping[int, tuple[Cleared, ...]] = field(default_factory=dict)
     bulk: Mapping[int, tuple[BulkWrite, ...]] = field(default_factory=dict)
     kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -146,14 +205,16 @@ class ChunkLog(Mapping[int, ChunkChanges]):
         return cls(
             written=Singles.of({i: each.written for i, each in by_node.items()}),
             deleted=Singles.of({i: each.deleted for i, each in by_node.items()}),
+            cleared={i: each.cleared for i, each in by_node.items() if each.cleared},
             bulk={i: each.bulk for i, each in by_node.items() if each.bulk},
             kept={i: each.kept for i, each in by_node.items() if each.kept is not None},
         )
 
-    @cached_property
+    @lazy
     def node_ids(self) -> Mapping[int, None]:
         """The arrays to which something happened, rising."""
-        found = {*self.written.spans, *self.deleted.spans, *self.bulk, *self.kept}
+        spans = self.written.spans, self.deleted.spans
+        found = set().union(*spans, self.cleared, self.bulk, self.kept)
         return dict.fromkeys(sorted(found))
 
     def __len__(self) -> int:
@@ -171,6 +232,7 @@ class ChunkLog(Mapping[int, ChunkChanges]):
         return ChunkChanges(
             written=self.written.of_node(node_id),
             deleted=self.deleted.of_node(node_id),
+            cleared=self.cleared.get(node_id, ()),
             bulk=self.bulk.get(node_id, ()),
             kept=self.kept.get(node_id),
         )
@@ -185,20 +247,40 @@ class TransactionLog:
     deleted: tuple[NodeName, ...] = ()
     moved: tuple[tuple[NodeName, str], ...] = ()
     """Each node under its new path, with the path that it had."""
-    updated_metadata: tuple[NodeName, ...] = ()
-    updated_attributes: tuple[NodeName, ...] = ()
+    updated_metadata: tuple[NodeUpdate, ...] = ()
+    updated_attributes: tuple[NodeUpdate, ...] = ()
+    resized: tuple[Resize, ...] = ()
+    shifted: tuple[Shift, ...] = ()
     chunks: ChunkLog = field(default_factory=ChunkLog)
+    relocated: Mapping[int, tuple[BulkWrite, ...]] = field(default_factory=dict)
+    """Placement: chunks whose bytes, the same ones, stand elsewhere now."""
+    annotated: Mapping[int, tuple[BulkWrite, ...]] = field(default_factory=dict)
+    """Placement: chunks of which a manifest says more now, such as statistics."""
+    sources: tuple[TakenSource, ...] = ()
     names: Mapping[int, NodeName] = field(default_factory=dict)
-    """The arrays that ``chunks`` speaks of."""
+    """The arrays that are spoken of by id: ``chunks``, ``relocated``, ``annotated``."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing was done."""
+    def updated(self) -> dict[int, NodeName]:
+        """All nodes whose documents changed or whose chunks have other coordinates, by id."""
+        nodes = chain(
+            (each.node for each in self.updated_metadata),
+            (each.node for each in self.updated_attributes),
+            (each.node for each in self.resized),
+            (each.node for each in self.shifted),
+        )
+        return {node.id: node for node in nodes}
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether every node and every value is what it was before."""
         return not (
             self.created
             or self.deleted
             or self.moved
             or self.updated_metadata
             or self.updated_attributes
+            or self.resized
+            or self.shifted
             or self.chunks
         )

@@ -137,11 +137,11 @@ class ManifestSet:
             )
 
     @classmethod
-    def from_plain(cls, name: Any, found: Any) -> ManifestSet:
+    def from_plain(cls, name: Any, found: Any, ignored: list[str] | None = None) -> ManifestSet:
         """Read a set from its name and what stands below it."""
         where = f"{_KEY}.sets.{short_key(name)}"
         other = "max-arrays-per-manifest"
-        body = {} if found is None else known_members(found, (*_SET_KEYS, other), where)
+        body = {} if found is None else known_members(found, (*_SET_KEYS, other), where, ignored)
         if other in body and "arrays-per-manifest" in body:
             raise InvalidInputError(
                 f"{where} has both {other} and arrays-per-manifest, two words for one setting; remove one"
@@ -197,9 +197,9 @@ class ManifestRule:
         _check_range(self.initialized_chunks, "initialized-chunks")
 
     @classmethod
-    def from_plain(cls, found: Any, where: str) -> ManifestRule:
+    def from_plain(cls, found: Any, where: str, ignored: list[str] | None = None) -> ManifestRule:
         """Read a rule; ``where`` is its key."""
-        body = dict(known_members(found, _RULE_KEYS, where))
+        body = dict(known_members(found, _RULE_KEYS, where, ignored))
         if "target" not in body:
             raise InvalidInputError(
                 f"{where}.target is missing: name the set that the arrays go to"
@@ -266,17 +266,17 @@ class ManifestPreload:
         return found
 
     @classmethod
-    def from_plain(cls, found: Any) -> ManifestPreload:
+    def from_plain(cls, found: Any, ignored: list[str] | None = None) -> ManifestPreload:
         """Read the value of ``preload``."""
         where = f"{_KEY}.preload"
         names = {
             name.replace("_", "-"): name
             for name in ("max_manifest_size", "max_manifests", "arrays")
         }
-        body = dict(known_members({} if found is None else found, names, where))
+        body = dict(known_members({} if found is None else found, names, where, ignored))
         if "arrays" in body:
             body["arrays"] = tuple(
-                _path_of(each, f"{where}.arrays[{number}]")
+                _path_of(each, f"{where}.arrays[{number}]", ignored)
                 for number, each in enumerate(entries(body["arrays"], f"{where}.arrays"))
             )
         return cls(**{names[key]: value for key, value in body.items()})
@@ -335,33 +335,42 @@ class ManifestSettings:
         """The set of this name, which must be there."""
         return next(each for each in self.sets if each.name == name)
 
+    @property
+    def given_preload(self) -> ManifestPreload | None:
+        """What is loaded ahead, if that was named."""
+        return self.preload if "preload" in self._given else None
+
     def overridden_by(self, other: ManifestSettings) -> ManifestSettings:
         """Give these settings, with the parts that the other names in their place."""
         parts = {name: getattr(self, name) for name in self._given}
         return ManifestSettings(**parts | {name: getattr(other, name) for name in other._given})
 
     @classmethod
-    def from_plain(cls, found: Mapping[str, Any] | None) -> ManifestSettings:
-        """Read the value of ``chunk-manifests``.
+    def from_plain(
+        cls, found: Mapping[str, Any] | None, ignored: list[str] | None = None
+    ) -> ManifestSettings:
+        """Read the value of ``chunk-manifests``; with ``ignored`` unknown keys are left out, and named there.
 
         Raises
         ------
         InvalidInputError
             Something in it is unknown, of the wrong type, or does not go together; the message names its key.
         """
-        body = known_members({} if found is None else found, _PARTS, _KEY)
+        body = known_members({} if found is None else found, _PARTS, _KEY, ignored)
         parts: dict[str, Any] = {}
         if "sets" in body:
             named = list(_named_bodies(body["sets"]))
-            parts["sets"] = tuple(ManifestSet.from_plain(name, inner) for name, inner in named)
+            parts["sets"] = tuple(
+                ManifestSet.from_plain(name, inner, ignored) for name, inner in named
+            )
         if "rules" in body:
             where = f"{_KEY}.rules"
             parts["rules"] = tuple(
-                ManifestRule.from_plain(each, f"{where}[{number}]")
+                ManifestRule.from_plain(each, f"{where}[{number}]", ignored)
                 for number, each in enumerate(entries(body["rules"], where))
             )
         if "preload" in body:
-            parts["preload"] = ManifestPreload.from_plain(body["preload"])
+            parts["preload"] = ManifestPreload.from_plain(body["preload"], ignored)
         return cls(**parts)
 
     def to_plain(self) -> dict[str, Any]:
@@ -436,8 +445,8 @@ def _named_bodies(found: Any) -> Iterator[tuple[Any, Any]]:
         yield from each.items()
 
 
-def _path_of(found: Any, where: str) -> Any:
-    body = known_members(found, ("path",), where)
+def _path_of(found: Any, where: str, ignored: list[str] | None) -> Any:
+    body = known_members(found, ("path",), where, ignored)
     if "path" not in body:
         raise InvalidInputError(f"{where}.path is missing: name the arrays by a regular expression")
     return body["path"]

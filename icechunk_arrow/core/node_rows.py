@@ -6,13 +6,13 @@ look-up, so it waits until somebody asks for the columns.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import conformed, to_numpy
+from icechunk_arrow.core.lazy import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,12 +45,12 @@ class NodeRows:
         rows.table = table
         return rows
 
-    @cached_property
+    @lazy
     def ids(self) -> npt.NDArray[np.uint32]:
         """The nodes' ids, which no other column has to be brought into shape for."""
         return to_numpy(self.held["id"]).astype(np.uint32)
 
-    @cached_property
+    @lazy
     def table(self) -> pa.Table:
         """The rows in their one schema."""
         columns = self.in_width(self._schema)

@@ -14,13 +14,26 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core.columns import from_values, indices
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.manifest_settings import DEFAULT_SET
+from icechunk_arrow.core.path_patterns import may_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings, Range
+    import numpy.typing as npt
+
+    from icechunk_arrow.core.manifest_settings import (
+        ManifestRule,
+        ManifestSet,
+        ManifestSettings,
+        Range,
+    )
 
 __all__ = [
     "ArrayShape",
@@ -28,6 +41,7 @@ __all__ = [
     "PlainShape",
     "bin_pack",
     "choose_set",
+    "choose_sets",
     "closure",
     "ordered_sets",
     "pack",
@@ -76,37 +90,104 @@ class Pack:
 
 def choose_set(settings: ManifestSettings, shape: ArrayShape) -> ManifestSet:
     """The set that an array is meant for: that of the first rule that matches, or the default one."""
-    return _choose_sets(settings, [shape])[0]
+    return choose_sets(settings, [shape])[0]
 
 
-def _choose_sets(settings: ManifestSettings, arrays: Sequence[ArrayShape]) -> list[ManifestSet]:
-    """Choose the set of each array; patterns see all paths at once."""
+def choose_sets(settings: ManifestSettings, arrays: Sequence[ArrayShape]) -> list[ManifestSet]:
+    """Choose the set of each array; however many rules there are, all at once is much less than one by one."""
     sets = {each.name: each for each in settings.sets}
-    found = [DEFAULT_SET] * len(arrays)
-    undecided = list(range(len(arrays)))
-    for rule in settings.rules:
-        candidates = undecided
+    targets = [*(rule.target for rule in settings.rules), DEFAULT_SET]
+    first = _Choice(settings.rules, arrays).first_rules()
+    return [sets[targets[number]] for number in first.tolist()]
+
+
+class _Choice:
+    """The first rule that matches, for many arrays and rules at once.
+
+    Those without an expression are applied first. Of the others a block at a time is asked whether any of its
+    expressions matches, and only arrays for which one may are taken into it: an array meets few rules, however many
+    there are.
+    """
+
+    def __init__(self, rules: Sequence[ManifestRule], arrays: Sequence[ArrayShape]) -> None:
+        self._rules = rules
+        self._arrays = arrays
+        self._grid_sizes = np.full(len(arrays), _UNKNOWN)
+        self._counts = np.full(len(arrays), _UNKNOWN)
+        self._first = np.full(len(arrays), len(rules))
+
+    @lazy
+    def _paths(self) -> pa.Array:
+        return from_values([array.path for array in self._arrays], pa.string())
+
+    def first_rules(self) -> npt.NDArray[np.int64]:
+        """Give the number of the first rule that matches each array; that behind the last where none does."""
+        with_pattern = []
+        for number, rule in enumerate(self._rules):
+            if rule.pattern is not None:
+                with_pattern.append(number)
+            else:
+                rows = np.flatnonzero(self._first == len(self._rules))
+                self._first[self._within(rule, rows)] = number
+        self._choose(with_pattern, np.arange(len(self._arrays)))
+        return self._first
+
+    def _choose(self, numbers: Sequence[int], rows: npt.NDArray[np.int64]) -> None:
+        """Apply some rules that have expressions to some arrays."""
+        if not numbers:
+            return
+        rows = rows[self._first[rows] > numbers[0]]
+        if not len(rows):
+            return
+        if len(numbers) == 1:
+            self._apply(numbers[0], rows)
+            return
+        if len(numbers) > _RULES_AT_ONCE // 2:
+            patterns = [self._rules[number].pattern for number in numbers]
+            rows = rows[may_match(patterns, self._paths.take(indices(rows)))]
+        step = -(-len(numbers) // _RULES_AT_ONCE)
+        for start in range(0, len(numbers), step):
+            self._choose(numbers[start : start + step], rows)
+
+    def _apply(self, number: int, rows: npt.NDArray[np.int64]) -> None:
+        """Apply one rule; what costs least comes first."""
+        rule = self._rules[number]
+        rows = self._within(rule, rows)
+        if rule.pattern is not None and len(rows):
+            paths = [self._arrays[row].path for row in rows.tolist()]
+            rows = rows[np.array(rule.pattern.matches_all(paths), np.bool_)]
+        self._first[rows] = number
+
+    def _within(self, rule: ManifestRule, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Choose the arrays whose numbers of chunks are as a rule wants them."""
         if rule.initialized_chunks is not None:
-            wanted = rule.initialized_chunks
-            candidates = [row for row in candidates if _is_within(arrays[row].chunk_count, wanted)]
+            counts = self._known(self._counts, rows, lambda array: array.chunk_count)
+            rows = rows[_are_within(counts, rule.initialized_chunks)]
         if rule.metadata_chunks is not None:
-            wanted = rule.metadata_chunks
-            candidates = [
-                row for row in candidates if _is_within(prod(arrays[row].chunk_counts), wanted)
-            ]
-        if rule.pattern is not None and candidates:
-            matches = rule.pattern.matches_all([arrays[row].path for row in candidates])
-            candidates = [row for row, ok in zip(candidates, matches, strict=True) if ok]
-        for row in candidates:
-            found[row] = rule.target
-        decided = set(candidates)
-        undecided = [row for row in undecided if row not in decided]
-    return [sets[name] for name in found]
+            sizes = self._known(self._grid_sizes, rows, lambda array: prod(array.chunk_counts))
+            rows = rows[_are_within(sizes, rule.metadata_chunks)]
+        return rows
+
+    def _known(
+        self,
+        numbers: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        count: Callable[[ArrayShape], int],
+    ) -> npt.NDArray[np.int64]:
+        """Give a number of each of some arrays, found out when it is first wanted."""
+        for row in rows[numbers[rows] == _UNKNOWN].tolist():
+            numbers[row] = min(count(self._arrays[row]), _LARGEST)
+        return numbers[rows]
 
 
-def _is_within(count: int, wanted: Range) -> bool:
+_RULES_AT_ONCE = 8
+_UNKNOWN = -1
+_LARGEST = 2**63 - 1
+
+
+def _are_within(counts: npt.NDArray[np.int64], wanted: Range) -> npt.NDArray[np.bool_]:
     start, stop = wanted
-    return (start is None or start <= count) and (stop is None or count < stop)
+    return (counts >= (start or 0)) & (np.True_ if stop is None else counts < stop)
 
 
 def ordered_sets(settings: ManifestSettings) -> tuple[ManifestSet, ...]:
@@ -143,7 +224,7 @@ def pack(
     chunks, of which ten are written, would be cut. Rules may go by either.
     """
     waiting: dict[str, list[int]] = defaultdict(list)
-    homes = _choose_sets(settings, [shapes(array_id) for array_id in sizes])
+    homes = choose_sets(settings, [shapes(array_id) for array_id in sizes])
     for array_id, chosen in zip(sizes, homes, strict=True):
         waiting[chosen.name].append(array_id)
     packs = []

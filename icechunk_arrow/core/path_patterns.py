@@ -10,19 +10,23 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.columns import from_values, to_numpy
 from icechunk_arrow.core.plain_settings import shown
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LONGEST_PATTERN", "PathPattern"]
+    import numpy.typing as npt
+
+__all__ = ["LONGEST_PATTERN", "PathPattern", "may_match"]
 
 LONGEST_PATTERN = 1000
+_LONGEST_TOGETHER = 1 << 16
 _ENDINGS = re.compile(r"(\.\*)?([\w/ -]*)(?:\(([\w/ |-]*)\))?")
 
 
@@ -76,6 +80,20 @@ class PathPattern:
         if self._anywhere:  # a dot is no line feed, and no ending has one
             return [path.endswith(endings) and "\n" not in path for path in paths]
         return [path in endings for path in paths]
+
+
+def may_match(patterns: Sequence[PathPattern | None], paths: pa.Array) -> npt.NDArray[np.bool_]:
+    """For each path, whether any of some expressions matches the whole of it; in doubt, it may.
+
+    All are one expression to the engine, which goes over a path once however many they are.
+    """
+    texts = "|".join(f"(?:{pattern.text})" for pattern in patterns if pattern is not None)
+    if len(texts) > _LONGEST_TOGETHER:
+        return np.ones(len(paths), np.bool_)
+    try:
+        return to_numpy(pc.match_substring_regex(paths, pattern=rf"\A(?:{texts})\z"))
+    except pa.ArrowInvalid:  # too large together
+        return np.ones(len(paths), np.bool_)
 
 
 def _search(paths: Sequence[str], pattern: str) -> list[bool]:

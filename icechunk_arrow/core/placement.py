@@ -17,7 +17,7 @@ import numpy as np
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import rows_of_arrays, sort_rows
 from icechunk_arrow.core.columns import indices, one_array, to_numpy
-from icechunk_arrow.core.packing import choose_set, closure, pack
+from icechunk_arrow.core.packing import choose_sets, closure, pack
 from icechunk_arrow.core.splits import axis_of, box_numbers, box_of, cuts, keeps_order
 
 if TYPE_CHECKING:
@@ -250,14 +250,14 @@ def _choose_merges(
     if not candidates:
         return []
     tenants = live.tenants(candidates)
-    sets: dict[int, ManifestSet] = {}
+    held = {array_id: shapes(array_id) for name in candidates for array_id in tenants[name]}
+    meant = choose_sets(settings, list(held.values()))
+    sets = {
+        array_id: set_for_size(settings, chosen, shape.chunk_count)
+        for (array_id, shape), chosen in zip(held.items(), meant, strict=True)
+    }
     groups: dict[tuple[str, int], list[str]] = {}
     for name in candidates:
-        for array_id in tenants[name]:
-            if array_id not in sets:
-                shape = shapes(array_id)
-                meant = choose_set(settings, shape)
-                sets[array_id] = set_for_size(settings, meant, shape.chunk_count)
         homes = {sets[array_id].name: sets[array_id] for array_id in tenants[name]}
         if row_counts[name] * 2 <= max(limit_of(each) for each in homes.values()):
             home = next(iter(homes)) if len(homes) == 1 else ""

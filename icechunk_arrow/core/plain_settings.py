@@ -20,7 +20,7 @@ _LONGEST_KEY = 100
 _LARGEST_NUMBER = 2**63 - 1
 _MOST_ENTRIES = 1000
 _short_repr = reprlib.Repr()
-_short_repr.maxlevel = 2  # an alias can make a small file an endless value
+_short_repr.maxlevel = 2
 shown = _short_repr.repr
 """Write a value for a message, in a few words however large it is."""
 
@@ -37,8 +37,12 @@ def closest(name: Any, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
 
 
-def known_members(found: Any, known: Iterable[str], where: str) -> Mapping[str, Any]:
+def known_members(
+    found: Any, known: Iterable[str], where: str, ignored: list[str] | None = None
+) -> Mapping[str, Any]:
     """Check that this is a mapping with known keys only; ``where`` is empty for the whole.
+
+    With ``ignored`` unknown keys are left out, and named there.
 
     Raises
     ------
@@ -50,11 +54,13 @@ def known_members(found: Any, known: Iterable[str], where: str) -> Mapping[str, 
             f"{where or 'the configuration'} must be a mapping, not {shown(found)}"
         )
     names = list(known)
-    for key in found:
-        if key not in names:
-            place = f"{where}.{short_key(key)}" if where else short_key(key)
+    unknown = [key for key in found if key not in names]
+    for key in unknown:
+        place = f"{where}.{short_key(key)}" if where else short_key(key)
+        if ignored is None:
             raise InvalidInputError(f"unknown configuration key {place!r}; {closest(key, names)}")
-    return found
+        ignored.append(place)
+    return {key: found[key] for key in found if key in names} if unknown else found
 
 
 def entries(found: Any, where: str) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ A snapshot may have a hundred thousand nodes: they are made when asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.documents import join_document
@@ -14,6 +14,7 @@ from icechunk_arrow.core.grid import Grid, grid_of
 from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.inventories import NO_INVENTORIES, Inventories
 from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.errors import NodeNotFoundError
 
 if TYPE_CHECKING:
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.node_rows import NodeRows
 
 __all__ = [
+    "ENTRY_BYTES",
     "HISTORY_LENGTH",
+    "NODE_BYTES",
     "AttributesRef",
+    "MadeFrom",
     "Node",
     "Snapshot",
     "SnapshotFacts",
@@ -37,6 +41,9 @@ __all__ = [
 
 HISTORY_LENGTH = 16
 """How many ancestors a snapshot remembers."""
+NODE_BYTES = 350
+ENTRY_BYTES = 200
+"""What a node and an inventory entry take in memory beside the rows of the file, measured."""
 _SINGLY = 16
 """Who has asked for so many nodes will ask for more, and is given those beside them too."""
 _BLOCK = 256
@@ -64,10 +71,21 @@ class SnapshotInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFrom:
+    """A snapshot, beside its parent, that another one was made from: named, and not kept alive by it."""
+
+    kind: str
+    """merge, cherry_pick, revert, amend or rewrite."""
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFacts:
     """All that a structure file says beside its nodes."""
 
     id: str
+    repository: str
+    """The first snapshot of the repository: what tells it from every other."""
     message: str
     written_at: datetime
     started_at: datetime
@@ -80,6 +98,10 @@ class SnapshotFacts:
     """The branch that the snapshot was made for."""
     sequence: int | None = None
     """Number of the entry that was to name it there; None where branches have no sequences."""
+    made_from: tuple[MadeFrom, ...] = ()
+    author: str | None = None
+    synced: bool = True
+    """Whether all that the snapshot needs survives a power cut, as whoever committed it knows."""
 
     @property
     def parent_id(self) -> str | None:
@@ -193,7 +215,13 @@ class Snapshot:
         """The rows without their inventories, as columns of the wide schema."""
         return self.rows.table
 
-    @cached_property
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        rows = self.rows.held
+        return int(rows.nbytes) + NODE_BYTES * int(rows.num_rows) + ENTRY_BYTES * len(self.entries)
+
+    @lazy
     def paths(self) -> tuple[str, ...]:
         """Paths of all nodes, sorted."""
         return tuple(self.rows_by_path)

@@ -20,7 +20,7 @@ from icechunk_arrow.duckdb.definitions import (
 from icechunk_arrow.duckdb.quoting import text
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.storage.table_files import FileGroup, TableFiles, local_path
+from icechunk_arrow.storage.table_files import FileGroup, TableFiles
 from icechunk_arrow.tables.entries import entry_table, grid_run_table
 from icechunk_arrow.tables.facts import fact_table
 from icechunk_arrow.tables.manifests import entries_of
@@ -122,7 +122,6 @@ def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
         for scan, name in scans.items()
     }
 
-    folder = local_path(context.storage, "")
     held: dict[str, bytes] = {}
 
     def make(name: str, describing: bool) -> bytes:
@@ -131,8 +130,7 @@ def prepare(files: TableFiles, context: Context, snapshot_id: str) -> Prepared:
         return _described(name) if describing else parquet_of(_made(context, snapshot_id, name))
 
     start = files.add_generation(groups, make)
-    place = start if folder is None else folder
-    held[_ENTRIES] = parquet_of(entry_table(entries, [place + key for key in keys.values()]))
+    held[_ENTRIES] = parquet_of(entry_table(entries, [start + key for key in keys.values()]))
     runs = grid_run_table(snapshot)
     if runs.num_rows:
         held[_RUNS] = parquet_of(runs)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.engine.sealed_files import SealedFiles
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.storage.table_files import TableFiles
 
@@ -21,7 +22,7 @@ __all__ = ["arrow_table", "connection", "new_files"]
 
 def new_files(storage: Storage) -> TableFiles:
     """Make a file system for one storage, with a protocol that no other has."""
-    return TableFiles(storage, f"icechunk-{new_id().lower()}")
+    return TableFiles(storage, f"icechunk-{new_id().lower()}", SealedFiles(storage).read)
 
 
 @contextmanager

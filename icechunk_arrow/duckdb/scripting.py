@@ -144,9 +144,11 @@ class _Script(Source):
         logged = [row["snapshot"] for row in history.to_pylist() if row["parent"] is not None]
         if not logged:
             return no_rows(sql_columns(FACTS[name]))
-        logs = (
+        logs = (  # columns that few logs have are there all the same
             f"(SELECT *, filename FROM read_parquet({self._patterns(FileKind.TRANSACTION, logged)}, "
-            f"hive_partitioning = false))"
+            f"hive_partitioning = false, union_by_name = true) UNION ALL BY NAME "
+            f"SELECT NULL::VARCHAR[] AS keys, NULL::UBIGINT[] AS shape_before, "
+            f"NULL::UBIGINT[] AS shape_after WHERE false)"
         )
         return fill(statement("tables/operations.duckdb.sql"), self._names | {"logs": logs})
 

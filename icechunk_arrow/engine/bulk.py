@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, chunk_table, sort_rows
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, chunk_table, columns_of, sort_rows
 from icechunk_arrow.core.columns import (
     bytes_at,
     empty_table,
@@ -339,10 +339,10 @@ class _Array:
         order = self.cutter.order
         for name in self.superseded:
             table = self.cutter.writer.recall(name)
-            columns = [one_array(table[name]) for name in self._names]
+            columns = columns_of(table, self._names)
             index = coords.decode(one_array(table["coord"]), len(order.counts))
             rows = Rows(
-                columns=pa.RecordBatch.from_arrays(columns, names=list(self._names)),
+                columns=pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)),
                 keys=order.keys(index),
                 numbers=np.full(len(index), -1, np.int64),
             )

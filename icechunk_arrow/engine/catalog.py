@@ -10,40 +10,58 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from icechunk_arrow.engine.together import together
+from icechunk_arrow.engine.sequences import FileSequence
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptFileError,
+    IcechunkArrowError,
     InvalidInputError,
     ObjectNotFoundError,
     RefNotFoundError,
+    RepositoryNotFoundError,
     StorageError,
 )
-from icechunk_arrow.formats import refs
+from icechunk_arrow.formats import hint, refs
 from icechunk_arrow.formats.layout import (
     MAIN,
     REFS_FOLDER,
     branch_folder,
     branch_key,
     check_ref_name,
+    hint_key,
     parse_folder,
-    parse_key,
     tag_deleted_key,
     tag_key,
 )
 from icechunk_arrow.formats.refs import RefEntry
+from icechunk_arrow.storage.forks import renew_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from icechunk_arrow.core.snapshot import SnapshotFacts, SnapshotInfo
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["Catalog", "SequenceCatalog", "Tip", "branch_not_found", "refuse_main"]
+__all__ = [
+    "Catalog",
+    "Fate",
+    "SequenceCatalog",
+    "Tip",
+    "branch_not_found",
+    "create_entry",
+    "refuse_main",
+    "replaced",
+]
+
+
+HINT_EVERY = 16
+"""Entries whose numbers this divides leave a hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +74,17 @@ class Tip:
     """Sequence number, or generation of the state file."""
     by_commit: bool = False
     """Whether a commit put the branch there, so that the snapshot says so too."""
+    named_by: int = -1
+    """Number of the entry that names the snapshot: behind it there are none, or foreign ones."""
+    newest: RefEntry | None = None
+    """What stands at the position, where branches have entries."""
 
     def check(self, facts: SnapshotFacts) -> None:
         """Compare an entry with the snapshot that it names, which knows where it was committed."""
         if self.by_commit and facts.sequence is not None:
             made_for = facts.branch, facts.sequence
-            if made_for != (self.branch, self.position):
-                key = branch_key(self.branch, self.position)
+            if made_for != (self.branch, self.named_by):
+                key = branch_key(self.branch, self.named_by)
                 raise CorruptFileError(
                     f"{key} is damaged: it names the snapshot {facts.id}, which was committed as "
                     f"entry {facts.sequence} of the branch {facts.branch!r}. Restore it from a copy.",
@@ -70,20 +92,36 @@ class Tip:
                 )
 
 
+class Fate(NamedTuple):
+    """What became of commits that were tried on a tip, as far as it can be seen."""
+
+    made: str | None
+    """The snapshot that was committed; at most one can be."""
+    is_open: bool
+    """Whether one of them may still be, by a request that is under way."""
+
+
 class Catalog(ABC):
     """Branches and tags of one repository."""
 
     @abstractmethod
-    def initialize(self, snapshot: SnapshotInfo) -> None:
-        """Make ``main``; ``AlreadyExistsError`` where there is a repository."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Whether there is a repository."""
-
-    @abstractmethod
     def find_tip(self, branch: str) -> Tip | None:
         """Find where a branch stands now."""
+
+    @abstractmethod
+    def tip_before(self, tip: Tip) -> Tip:
+        """Step back from an entry that names another repository's snapshot: it is foreign, its number used up.
+
+        ``RepositoryNotFoundError`` where it is the repository at the place that is another one by now.
+        """
+
+    @abstractmethod
+    def check_identity(self) -> None:
+        """Look again whether the place is still that of the repository."""
+
+    @abstractmethod
+    def confirm(self, tip: Tip) -> None:
+        """Look again whether the place is still that of the repository whose branch stood at a tip."""
 
     def last_seen(self, branch: str) -> str | None:  # noqa: ARG002 -- a catalog may remember nothing
         """Give the snapshot at which a branch stood when this catalog last looked, if it knows."""
@@ -92,6 +130,10 @@ class Catalog(ABC):
     @abstractmethod
     def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
         """Commit: move a branch that still stands at ``tip``, or raise ``ConflictError``."""
+
+    @abstractmethod
+    def fate_of(self, snapshots: Collection[str], tip: Tip) -> Fate:
+        """Tell what became of commits on a tip whose :meth:`advance` did not return."""
 
     @abstractmethod
     def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:
@@ -144,6 +186,18 @@ class Catalog(ABC):
         return snapshot
 
 
+def _tip(branch: str, number: int, entry: RefEntry) -> Tip:
+    """Say where a branch stands whose newest entry this is."""
+    return Tip(
+        branch=branch,
+        snapshot_id=entry.snapshot,
+        position=number,
+        by_commit=entry.is_commit,
+        named_by=number,
+        newest=entry,
+    )
+
+
 def branch_not_found(name: str) -> RefNotFoundError:
     """Say that there is no such branch."""
     return RefNotFoundError(f"there is no branch {name!r}; list_branches() names those there are")
@@ -167,40 +221,62 @@ def conflict(branch: str, expected: str, actual: str | None) -> ConflictError:
     )
 
 
+def replaced(url: str) -> RepositoryNotFoundError:
+    """Say that another repository stands where this one was."""
+    return RepositoryNotFoundError(
+        f"the repository that was opened at {url} is not there any more: it was deleted, and perhaps "
+        f"another one was made in its place. Open the place anew; what was not committed belongs to the "
+        f"old one."
+    )
+
+
+def create_entry(storage: Storage, key: str, entry: RefEntry) -> bool:
+    """Create an entry; True also when it turns out to be there by our own hand."""
+    if not entry.is_commit:
+        entry = replace(entry, key=key)
+    try:
+        storage.create(key, refs.encode(entry))
+    except AlreadyExistsError:
+        return refs.decode(storage.get(key), key) == entry
+    except StorageError:
+        # the answer may have been lost behind a success
+        try:
+            found = refs.decode(storage.get(key), key)
+        except ObjectNotFoundError:
+            found = None
+        if found is None:
+            raise
+        return found == entry
+    return True
+
+
 class SequenceCatalog(Catalog):
     """Branch sequence files and tag files, in the repository's own storage."""
 
-    def __init__(self, storage: Storage, new_id: Callable[[], str]) -> None:
+    def __init__(self, storage: Storage, repository: str, new_id: Callable[[], str]) -> None:
         self._storage = storage
+        self._repository = repository
         self._new_id = new_id
         self._seen: dict[str, tuple[int, RefEntry]] = {}
         self._lock = threading.Lock()
+        renew_in_forks(self)
 
-    def through(self, storage: Storage) -> SequenceCatalog:
-        """Give the same catalog through another handle on its place."""
-        other = SequenceCatalog(storage, self._new_id)
-        other._seen = dict(self._seen)
-        return other
+    def renew_after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_storage": self._storage, "_new_id": self._new_id}
+        return {
+            "_storage": self._storage,
+            "_repository": self._repository,
+            "_new_id": self._new_id,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_storage"], state["_new_id"])  # type: ignore[misc]
+        self.__init__(*state.values())  # type: ignore[misc]
 
     def next_sequence(self, tip: Tip) -> int | None:
         return tip.position + 1
-
-    def initialize(self, snapshot: SnapshotInfo) -> None:
-        entry = RefEntry(snapshot=snapshot.id)
-        if not self._create(branch_key(MAIN, 0), entry):
-            raise AlreadyExistsError(
-                f"there is a repository at {self._storage.url} already; open it, or choose another "
-                f"place"
-            )
-
-    def exists(self) -> bool:
-        return self._find_newest(MAIN) is not None
 
     def _read(self, key: str) -> RefEntry:
         return refs.decode(self._storage.get(key), key)
@@ -208,7 +284,18 @@ class SequenceCatalog(Catalog):
     def _find_newest(self, branch: str) -> tuple[int, RefEntry] | None:
         """Find the last entry of a branch, deleted or not."""
         seen = self._seen.get(branch)
-        number = self._newest_number(branch, None if seen is None else seen[0])
+        entries = FileSequence(
+            storage=self._storage,
+            folder=branch_folder(branch),
+            key_of=partial(branch_key, branch),
+        )
+        try:
+            number = entries.newest(
+                seen=None if seen is None else seen[0], hint=lambda: self._hinted(branch)
+            )
+        except CorruptFileError:
+            self.check_identity()
+            raise
         if number is None:
             return None
         if seen is not None and seen[0] == number:
@@ -216,6 +303,39 @@ class SequenceCatalog(Catalog):
         newest = number, self._read(branch_key(branch, number))
         self._remember(branch, newest)
         return newest
+
+    def _hinted(self, branch: str) -> int | None:
+        """Read the number of an entry that was the newest not long ago."""
+        try:
+            found = hint.decode(self._storage.get(hint_key(branch)))
+        except IcechunkArrowError:  # it decides nothing: whoever cannot read it goes without
+            return None
+        return None if found is None else found.sequence
+
+    def _leave_hint(self, branch: str, number: int, snapshot_id: str) -> None:
+        """Tell readers that cannot list where to begin, now and then; nobody waits for it."""
+        if number % HINT_EVERY:
+            return
+        data = hint.encode(hint.Hint(number, snapshot_id))
+
+        def leave() -> None:
+            with suppress(IcechunkArrowError):
+                self._storage.overwrite(hint_key(branch), data)
+
+        if self._storage.capabilities.fast:
+            leave()
+        else:
+            threading.Thread(target=leave, name="icechunk-arrow hint", daemon=True).start()
+
+    def look_ahead(self, branch: str) -> None:
+        """Find where a branch stands, for whoever asks next; it will meet the error, if there is one."""
+        with suppress(IcechunkArrowError):
+            self._find_newest(branch)
+
+    def of(self, repository: str) -> SequenceCatalog:
+        """Say whose catalog this is, once that is known."""
+        self._repository = repository
+        return self
 
     def _remember(self, branch: str, newest: tuple[int, RefEntry]) -> None:
         with self._lock:
@@ -227,93 +347,69 @@ class SequenceCatalog(Catalog):
         seen = self._seen.get(branch)
         return None if seen is None or seen[1].deleted else seen[1].snapshot
 
-    def _newest_number(self, branch: str, seen: int | None) -> int | None:
-        if seen is None and self._storage.capabilities.limited_listing:
-            for info in self._storage.list(branch_folder(branch), limit=1):
-                parsed = parse_key(info.key)
-                if parsed is not None and parsed.sequence is not None:
-                    return parsed.sequence
-                break
-            else:
-                return None
-        return self._gallop(branch, seen)
+    def check_identity(self) -> None:
+        try:
+            first = self._read(branch_key(MAIN, 0))
+        except ObjectNotFoundError:
+            raise replaced(self._storage.url) from None
+        if first.snapshot != self._repository:
+            raise replaced(self._storage.url)
 
-    def _gallop(self, branch: str, seen: int | None) -> int | None:
-        """Double the step until there is no entry, then halve: sequences have no gaps.
-
-        A gap behind the entry found would hide what comes after it, so one more is asked for.
-        """
-
-        def there(number: int) -> bool:
-            return self._storage.exists(branch_key(branch, number))
-
-        low = -1 if seen is None else seen
-        first, second = low + 1, low + 2
-        after, behind = together(self._storage, lambda: there(first), lambda: there(second))
-        if not after and not behind:
-            return low if low >= 0 else None
-        if after:
-            low = second if behind else first
-        step = 1
-        while there(low + step):
-            low += step
-            step *= 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if there(middle) else (low, middle)
-        if there(low + 2):
-            if there(low + 1):  # somebody is committing just now
-                return self._gallop(branch, low + 1)
+    def tip_before(self, tip: Tip) -> Tip:
+        self.check_identity()
+        number = tip.named_by - 1
+        if number < 0:
+            key = branch_key(tip.branch, 0)
             raise CorruptFileError(
-                f"{branch_key(branch, low + 1)} is missing, although a later entry of the branch is "
-                f"there. Restore it from a copy.",
-                key=branch_key(branch, low + 1),
+                f"{key} names a snapshot of another repository, and so do all entries behind it",
+                key=key,
             )
-        return low if low >= 0 else None
+        entry = self._read(branch_key(tip.branch, number))
+        if entry.deleted:
+            raise branch_not_found(tip.branch)
+        return replace(tip, snapshot_id=entry.snapshot, named_by=number, by_commit=entry.is_commit)
+
+    def confirm(self, tip: Tip) -> None:
+        try:
+            found = self._read(branch_key(tip.branch, tip.position))
+        except ObjectNotFoundError:
+            found = None
+        if found != tip.newest:
+            with self._lock:
+                self._seen.pop(tip.branch, None)
+            raise replaced(self._storage.url)
 
     def find_tip(self, branch: str) -> Tip | None:
         newest = self._find_newest(check_ref_name(branch))
         if newest is None or newest[1].deleted:
             return None
-        return Tip(
-            branch=branch,
-            snapshot_id=newest[1].snapshot,
-            position=newest[0],
-            by_commit=newest[1].is_commit,
-        )
+        return _tip(branch, *newest)
 
     def _create(self, key: str, entry: RefEntry) -> bool:
-        """Create an entry; True also when it turns out to be there by our own hand."""
-        if not entry.is_commit:
-            entry = replace(entry, key=key)
-        data = refs.encode(entry)
-        try:
-            self._storage.create(key, data)
-        except AlreadyExistsError:
-            return self._read(key) == entry
-        except StorageError:
-            # the answer may have been lost behind a success
-            try:
-                found = self._read(key)
-            except ObjectNotFoundError:
-                found = None
-            if found is None:
-                raise
-            return found == entry
-        return True
+        return create_entry(self._storage, key, entry)
 
     def advance(self, tip: Tip, snapshot: SnapshotInfo) -> Tip:
         number = tip.position + 1
         entry = RefEntry(snapshot=snapshot.id)
         if self._create(branch_key(tip.branch, number), entry):
             self._remember(tip.branch, (number, entry))
-            return replace(tip, snapshot_id=snapshot.id, position=number, by_commit=True)
+            self._leave_hint(tip.branch, number, snapshot.id)
+            self._storage.tidy()
+            return _tip(tip.branch, number, entry)
         now = self.find_tip(tip.branch)
         raise conflict(tip.branch, tip.snapshot_id, now.snapshot_id if now else None)
 
+    def fate_of(self, snapshots: Collection[str], tip: Tip) -> Fate:
+        try:
+            entry = self._read(branch_key(tip.branch, tip.position + 1))
+        except ObjectNotFoundError:
+            return Fate(made=None, is_open=True)
+        ours = entry.is_commit and entry.snapshot in snapshots
+        return Fate(made=entry.snapshot if ours else None, is_open=False)
+
     def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:
         newest = self._find_newest(check_ref_name(name))
+        self.check_identity()
         taken = AlreadyExistsError(
             f"there is a branch {name!r} already; reset_branch moves it, delete_branch ends it"
         )
@@ -334,6 +430,7 @@ class SequenceCatalog(Catalog):
         self, name: str, snapshot_id: str | None, *, expected: str | None, deleted: bool
     ) -> None:
         """Add an entry behind the newest, however often somebody else is faster."""
+        self.check_identity()
         while True:
             tip = self.get_tip(name)
             if expected is not None and tip.snapshot_id != expected:
@@ -342,6 +439,7 @@ class SequenceCatalog(Catalog):
                 snapshot=snapshot_id or tip.snapshot_id, write_id=self._new_id(), deleted=deleted
             )
             if self._create(branch_key(name, tip.position + 1), entry):
+                self._leave_hint(name, tip.position + 1, entry.snapshot)
                 return
 
     def list_branches(self) -> set[str]:
@@ -353,6 +451,7 @@ class SequenceCatalog(Catalog):
 
     def create_tag(self, name: str, snapshot: SnapshotInfo) -> None:
         check_ref_name(name, "tag")
+        self.check_identity()
         entry = RefEntry(snapshot=snapshot.id, write_id=self._new_id())
         if not self._create(tag_key(name), entry):
             withdrawn = self._storage.exists(tag_deleted_key(name))
@@ -368,9 +467,13 @@ class SequenceCatalog(Catalog):
             entry = self._read(tag_key(name))
         except ObjectNotFoundError:
             return None
+        if entry.is_commit:
+            key = tag_key(name)
+            raise CorruptFileError(f"{key} is damaged: a tag has a 'write_id' and a 'key'", key=key)
         return None if self._storage.exists(tag_deleted_key(name)) else entry.snapshot
 
     def delete_tag(self, name: str) -> None:
+        self.check_identity()
         mark = RefEntry(snapshot=self.get_tag(name), write_id=self._new_id(), deleted=True)
         self._create(tag_deleted_key(name), mark)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.manifest_writer import NOTHING_WRITTEN, ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes, plan_commit, plan_delta, plan_reading
-from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.engine.presence import present_chunks
+from icechunk_arrow.engine.together import together
+from icechunk_arrow.errors import InvalidInputError, StorageError
 from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
@@ -37,14 +40,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_message",
-    "commit_once",
+    "make_durable",
     "plan",
     "plan_written",
+    "publish",
+    "write",
     "write_files",
 ]
 
 _log = logging.getLogger(__name__)
 _WRITERS = 8
+_CLOCK_DIFFERENCE = timedelta(minutes=5)
+"""So far a writer's clock may be from that of the place."""
 
 
 def _fresh() -> Iterator[str]:
@@ -63,6 +70,7 @@ def plan(
     started_at: datetime,
 ) -> CommitPlan:
     """Write the manifests of a commit, which nothing names yet, and plan the rest."""
+    changes = _with_presence(context, base, changes)
     settings, shapes = context.config.chunk_manifests, ArrayShapes(base, changes)
     reading = plan_reading(base, changes, settings, shapes)
     delta = _write_delta(context, base, changes, shapes)
@@ -79,6 +87,14 @@ def plan(
         properties=properties,
         started_at=started_at,
     )
+
+
+def _with_presence(context: Context, base: Snapshot, changes: Changes) -> Changes:
+    """Find out which of the deleted chunks are there: no manifest is written again for the others."""
+    if not len(changes.chunks.deleted):
+        return changes
+    present = present_chunks(context.files, base, changes.chunks.deleted)
+    return replace(changes, chunks=replace(changes.chunks, present=present))
 
 
 def plan_written(
@@ -110,6 +126,7 @@ def plan_written(
         branch=tip.branch,
         sequence=context.catalog.next_sequence(tip),
         inline_attributes_bytes=context.config.inline_attributes_threshold_bytes,
+        synced=context.storage.syncs,
     )
 
 
@@ -175,21 +192,49 @@ def write_files(context: Context, files: tuple[PlannedFile, ...]) -> None:
         list(pool.map(put, files))
 
 
-def commit_once(
+def write(
     context: Context, tip: Tip, planned: CommitPlan, gathered: Gathered | None = None
-) -> Tip:
-    """Write a planned commit and try to make it the branch's next; ``ConflictError`` where it lost.
+) -> None:
+    """Write a commit planned on a tip and make it durable, with all that it refers to; nothing is visible yet.
 
-    What it refers to is there before: chunk files that are still being written are waited for.
+    Chunk files that are still being written are waited for.
     """
-    write_files(context, planned.files)
+    together(
+        context.storage,
+        lambda: write_files(context, planned.files),
+        lambda: context.catalog.confirm(tip),
+    )
+    _check_clock(context, planned.files[-1].key)
     if gathered is not None:
         gathered.finish()
-    context.storage.sync()
+    make_durable(context, planned)
+
+
+def make_durable(context: Context, planned: CommitPlan) -> None:
+    """Sync what was written here; and what others left, where a commit that this one stands on says so."""
+    if planned.base_synced:
+        context.storage.sync()
+    else:
+        context.storage.sync_everything()
+
+
+def publish(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
+    """Try to make a written commit the branch's next; ``ConflictError`` where it lost."""
     new_tip = context.catalog.advance(tip, planned.snapshot.facts.info)
     context.files.hold_snapshot(planned.snapshot, len(planned.files[-1].data))
     _log.info("committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files))
     return new_tip
+
+
+def _check_clock(context: Context, key: str) -> None:
+    """Refuse to date a snapshot by a clock that the place contradicts: all later ones would have to be later."""
+    there, here = context.storage.time_of_put(key), now()
+    if there is not None and abs(there - here) > _CLOCK_DIFFERENCE:
+        raise StorageError(
+            f"this machine's clock says {here:%Y-%m-%d %H:%M:%S} UTC, and {context.storage.url} says "
+            f"{there:%Y-%m-%d %H:%M:%S}: a commit dated so would spoil the history. Set the clock right, "
+            f"and commit again."
+        )
 
 
 def check_message(message: str, metadata: Mapping[str, Any] | None) -> None:

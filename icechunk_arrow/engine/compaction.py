@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import HAS_NATIVE
+from icechunk_arrow.core.checksums import BLOCK_BYTES, SUM_BYTES
+from icechunk_arrow.core.chunks import HAS_NATIVE, STATISTICS, columns_of, known_statistics
 from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
-from icechunk_arrow.core.conflict import BasicConflictSolver, VersionSelection
+from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
-from icechunk_arrow.errors import CorruptFileError, InvalidInputError
+from icechunk_arrow.errors import ConflictError, CorruptFileError, InvalidInputError
 from icechunk_arrow.formats.layout import chunk_key
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkCompaction", "compact_chunks"]
 
 _RANGE = ("chunk_file", "offset", "length")
-_CARRIED = ("coord", *_RANGE, "crc32c")
+_CHECKS = ("crc32c", "sums_crc32c")
 _COPIERS = 8
 
 
@@ -57,12 +58,17 @@ class ChunkCompaction:
     """Bytes that were copied."""
 
 
+_NOTHING = ChunkCompaction(
+    snapshot_id=None, files_before=0, files_after=0, chunk_count=0, size_bytes=0
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Copy:
     """Which byte ranges of which files go where: one row per range, in the order of the new files."""
 
     ranges: pa.Table
-    """chunk_file, offset, length; no range twice."""
+    """chunk_file, offset, length; no range twice. ``stored`` is how many bytes go, with sums behind the chunk."""
     targets: npt.NDArray[np.int64]
     """Number of the new file of each range."""
     offsets: npt.NDArray[np.uint64]
@@ -97,18 +103,18 @@ def compact_chunks(
         files_before=len(small),
         files_after=files_after,
         chunk_count=sum(part.num_rows for _, part in rows),
-        size_bytes=int(to_numpy(copy.ranges["length"]).sum()),
+        size_bytes=int(to_numpy(copy.ranges["stored"]).sum()),
     )
     if files_after >= len(small):
-        return ChunkCompaction(
-            snapshot_id=None, files_before=0, files_after=0, chunk_count=0, size_bytes=0
-        )
+        return _NOTHING
     if dry_run:
         return found
     names = _copy(context, copy)
+    session.place_only()
     _point(context, session, rows, copy, names)
-    solver = BasicConflictSolver(on_chunk_conflict=VersionSelection.UseTheirs)
-    snapshot_id = session.commit(message, properties, rebase_with=solver)
+    snapshot_id = _commit(session, message, properties)
+    if snapshot_id is None:
+        return _NOTHING
     return ChunkCompaction(
         snapshot_id=snapshot_id,
         files_before=found.files_before,
@@ -116,6 +122,16 @@ def compact_chunks(
         chunk_count=found.chunk_count,
         size_bytes=found.size_bytes,
     )
+
+
+def _commit(session: BaseSession, message: str, properties: Mapping[str, Any]) -> str | None:
+    """Commit, without the chunks that others touched meanwhile; None where they touched all of them."""
+    while session.has_uncommitted_changes:
+        try:
+            return session.commit(message, properties)
+        except ConflictError:
+            session.rebase(ConflictDetector())
+    return None
 
 
 def _native_rows(context: Context, node: Node) -> Iterator[pa.Table]:
@@ -152,7 +168,8 @@ def _rows_in(context: Context, node: Node, files: pa.Array) -> Iterator[pa.Table
     for rows in _native_rows(context, node):
         part = rows.filter(pc.is_in(rows["chunk_file"], value_set=files))
         if part.num_rows:
-            yield part.select(list(_CARRIED))
+            kept = [STATISTICS.name] if any(known_statistics(part)) else []
+            yield part.select(["coord", *_RANGE, *_CHECKS, *kept])
 
 
 def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy:
@@ -160,21 +177,31 @@ def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy
     empty = pa.table({"chunk_file": files.slice(0, 0)})
     if not parts:
         ranges = pa.Table.from_arrays(
-            [empty["chunk_file"], *(from_values([], pa.uint64()) for _ in range(2))],
-            names=list(_RANGE),
+            [empty["chunk_file"], *(from_values([], pa.uint64()) for _ in range(3))],
+            names=[*_RANGE, "stored"],
         )
         return _Copy(ranges=ranges, targets=np.empty(0, np.int64), offsets=np.empty(0, np.uint64))
-    all_rows = pa.concat_tables([part.select(list(_RANGE)) for part in parts])
-    ranges = all_rows.group_by(list(_RANGE), use_threads=False).aggregate([])
+    all_rows = pa.concat_tables([part.select([*_RANGE, "sums_crc32c"]) for part in parts])
+    grouped = all_rows.group_by(list(_RANGE), use_threads=False)
+    ranges = grouped.aggregate([("sums_crc32c", "count")])
     place = pc.index_in(ranges["chunk_file"], value_set=files)
     order = np.lexsort([to_numpy(ranges["offset"]), to_numpy(place.cast(pa.int64()))])
     ranges = ranges.take(indices(order)).combine_chunks()
-    length = to_numpy(ranges["length"])
-    before = np.cumsum(length) - length
+    stored = _stored(to_numpy(ranges["length"]), to_numpy(ranges["sums_crc32c_count"]) > 0)
+    ranges = ranges.select(list(_RANGE)).append_column("stored", from_numpy(stored, pa.uint64()))
+    before = np.cumsum(stored) - stored
     targets = (before // np.uint64(file_bytes)).astype(np.int64)
     targets = np.unique(targets, return_inverse=True)[1]  # none is left out where a chunk is large
     first = np.flatnonzero(np.r_[True, targets[1:] != targets[:-1]])
     return _Copy(ranges=ranges, targets=targets, offsets=before - before[first][targets])
+
+
+def _stored(
+    length: npt.NDArray[np.uint64], has_sums: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.uint64]:
+    """How many bytes chunks take in their files, with the sums of their blocks where there are any."""
+    blocks = -(-length.astype(np.int64) // BLOCK_BYTES)
+    return length + np.where(has_sums, SUM_BYTES * blocks, 0).astype(np.uint64)
 
 
 def _copy(context: Context, copy: _Copy) -> list[str]:
@@ -202,8 +229,8 @@ def _pieces(context: Context, copy: _Copy, start: int, stop: int) -> Iterator[by
     part = copy.ranges.slice(start, stop - start)
     files = one_array(part["chunk_file"])
     codes = to_numpy(files.dictionary_encode().indices)
-    offset, length = to_numpy(part["offset"]), to_numpy(part["length"])
-    ends = offset + length
+    offset, stored = to_numpy(part["offset"]), to_numpy(part["stored"])
+    ends = offset + stored
     breaks = np.r_[True, (codes[1:] != codes[:-1]) | (offset[1:] != ends[:-1])]
     heads = np.flatnonzero(breaks)
     tails = np.r_[heads[1:], len(offset)] - 1
@@ -239,18 +266,20 @@ def _point(
         ManifestWriter(context.storage, new_id) as writer,
         BulkReferences(writer, session.layout_of, last_wins=False, settings=BulkSettings()) as bulk,
     ):
+        described = any(STATISTICS.name in part.column_names for _, part in rows)
+        more = [STATISTICS.name] if described else []
         for node, part in rows:
             number = from_numpy(np.arange(part.num_rows), pa.int64())
-            joined = part.append_column("row", number).join(
-                moved, keys=list(_RANGE), join_type="inner", use_threads=False
+            joined = (
+                part.select(list(_RANGE))
+                .append_column("row", number)
+                .join(moved, keys=list(_RANGE), join_type="inner", use_threads=False)
             )
             joined = joined.take(pc.sort_indices(joined["row"])).combine_chunks()
-            columns = {
-                "coord": one_array(joined["coord"]),
+            columns = columns_of(part, ("coord", "length", *_CHECKS, *more))
+            columns |= {
                 "chunk_file": one_array(joined["new_file"]),
                 "offset": one_array(joined["new_offset"]),
-                "length": one_array(joined["length"]),
-                "crc32c": one_array(joined["crc32c"]),
             }
             batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
             view = session.get_array(node.path)

@@ -1,26 +1,29 @@
 """The settings of a repository: what ``config.yaml`` holds, and what ``open`` may override.
 
+They say how a repository is written, never what a reader's process may spend: durability, time-outs, budgets and
+permissions belong to whoever opens.
+
 Specification: schemas/README.md#configuration
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import yaml
-
 from icechunk_arrow.core.manifest_settings import ManifestSettings
 from icechunk_arrow.core.plain_settings import known_members, shown
+from icechunk_arrow.core.plain_yaml import dump_plain_yaml, load_plain_yaml
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.storage.settings import StorageSettings
 
 __all__ = ["RepositoryConfig"]
 
+_MANIFESTS = "chunk-manifests"
 _MiB = 1 << 20
+_MOST_HELD_BYTES = 1 << 30
+"""So much a stranger's repository may make its writer hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +45,16 @@ class RepositoryConfig:
         How large such a chunk file becomes; so much is held in memory until it is written.
     checksum_chunks
         Store a CRC-32C with every native chunk, and check it when the chunk is read.
-    cache_bytes
-        How much of structure files and manifests is kept in memory.
     chunk_manifests
         How references are arranged in manifests, and which manifests are loaded ahead.
-    storage
-        How the storage is used: durability, tries, time-outs.
     """
 
     inline_chunk_threshold_bytes: int = 512
     inline_attributes_threshold_bytes: int = 4096
     packed_chunk_threshold_bytes: int = _MiB
     chunk_file_size_bytes: int = 64 * _MiB
-    checksum_chunks: bool = False
-    cache_bytes: int = 256 * _MiB
+    checksum_chunks: bool = True
     chunk_manifests: ManifestSettings = field(default_factory=ManifestSettings)
-    storage: StorageSettings = field(default_factory=StorageSettings)
     _given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, **given: Any) -> Self:
@@ -100,14 +97,19 @@ class RepositoryConfig:
                 f"inline-chunk-threshold-bytes is {self.inline_chunk_threshold_bytes}: chunks above "
                 f"{_MiB} bytes make manifests slow; choose less"
             )
+        if self.chunk_file_size_bytes > _MOST_HELD_BYTES:
+            raise InvalidInputError(
+                f"chunk-file-size-bytes is {self.chunk_file_size_bytes}: so much is held in memory until it is "
+                f"written, and at most {_MOST_HELD_BYTES} may be"
+            )
         if self.chunk_file_size_bytes < self.packed_chunk_threshold_bytes:
             raise InvalidInputError(
                 "chunk-file-size-bytes must not be less than packed-chunk-threshold-bytes"
             )
 
     @classmethod
-    def from_yaml(cls, text: str | bytes) -> RepositoryConfig:
-        """Read settings; JSON is YAML too.
+    def from_yaml(cls, text: str | bytes, ignored: list[str] | None = None) -> RepositoryConfig:
+        """Read settings; JSON is YAML too. With ``ignored`` unknown keys are left out, and named there.
 
         Raises
         ------
@@ -115,17 +117,20 @@ class RepositoryConfig:
             A key is unknown or its value has the wrong type.
         """
         try:
-            found = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise InvalidInputError(f"the configuration is not YAML: {error}") from error
-        except RecursionError:
-            raise InvalidInputError("the configuration is nested too deeply") from None
-        config: RepositoryConfig = _build(cls, {} if found is None else found, "")
+            found = load_plain_yaml(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the configuration is not plain YAML: {error}") from error
+        config: RepositoryConfig = _build(cls, {} if found is None else found, ignored)
         return config
+
+    def to_plain(self) -> dict[str, Any]:
+        """Give all settings as plain values."""
+        values = {_key(each.name): getattr(self, each.name) for each in _settings(self)}
+        return values | {_MANIFESTS: self.chunk_manifests.to_plain()}
 
     def to_yaml(self) -> str:
         """Write all settings."""
-        return yaml.safe_dump(_plain(self), sort_keys=False, allow_unicode=True)
+        return dump_plain_yaml(self.to_plain())
 
 
 def _key(name: str) -> str:
@@ -136,35 +141,17 @@ def _settings(value: Any) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(each for each in dataclasses.fields(value) if each.init)
 
 
-def _plain(value: Any) -> Any:
-    """Write a setting as YAML has it; a class with a plain form of its own writes itself."""
-    if hasattr(value, "to_plain"):
-        return value.to_plain()
-    if not dataclasses.is_dataclass(value):
-        return value
-    return {_key(each.name): _plain(getattr(value, each.name)) for each in _settings(value)}
-
-
-def _build(cls: type[Any], found: Any, where: str) -> Any:
-    """Make a settings object from a mapping, naming the key of whatever is wrong."""
+def _build(cls: type[Any], found: Any, ignored: list[str] | None) -> Any:
+    """Make the settings from a mapping, naming the key of whatever is wrong."""
     names = {_key(each.name): each.name for each in _settings(cls)}
-    members = known_members(found, names, where)
     hints = typing.get_type_hints(cls)
     values = {}
-    for key, value in members.items():
-        place = f"{where}.{key}" if where else key
+    for key, value in known_members(found, names, "", ignored).items():
         wanted = hints[names[key]]
-        if hasattr(wanted, "from_plain"):
-            values[names[key]] = wanted.from_plain(value)
-            continue
-        if dataclasses.is_dataclass(wanted):
-            values[names[key]] = _build(typing.cast("type[Any]", wanted), value, place)
-            continue
-        allowed = wanted.__args__ if isinstance(wanted, types.UnionType) else (wanted,)
-        if float in allowed:
-            allowed = (*allowed, int)
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            words = " or ".join(t.__name__ for t in allowed)
-            raise InvalidInputError(f"{place} must be of type {words}, not {shown(value)}")
-        values[names[key]] = value
+        if key == _MANIFESTS:
+            values[names[key]] = ManifestSettings.from_plain(value, ignored)
+        elif isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
+            values[names[key]] = value
+        else:
+            raise InvalidInputError(f"{key} must be of type {wanted.__name__}, not {shown(value)}")
     return cls(**values)

@@ -14,8 +14,10 @@ from icechunk_arrow.engine.files import Files
 if TYPE_CHECKING:
     from icechunk_arrow.engine.catalog import Catalog
     from icechunk_arrow.engine.config import RepositoryConfig
+    from icechunk_arrow.engine.saved_config import SavedConfig
     from icechunk_arrow.engine.virtual import VirtualAccess
     from icechunk_arrow.storage.port import Storage
+    from icechunk_arrow.storage.settings import StorageSettings
 
 __all__ = ["Context", "new_id", "now"]
 
@@ -36,18 +38,23 @@ class Context:
 
     storage: Storage
     catalog: Catalog
-    config: RepositoryConfig
+    saved_config: SavedConfig
+    storage_settings: StorageSettings
     access: VirtualAccess
     files: Files
 
+    @property
+    def config(self) -> RepositoryConfig:
+        """The settings in force; the first time they may be fetched."""
+        return self.saved_config.to_read()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "storage": self.storage,
-            "catalog": self.catalog,
-            "config": self.config,
-            "access": self.access,
-        }
+        parts = {name: value for name, value in self.__dict__.items() if name != "files"}
+        limits = (self.files.cache.limit_bytes, self.files.decode_limit_bytes)
+        return {**parts, "limits": limits, "repository": self.files.repository}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        files = Files(state["storage"], ByteCache(state["config"].cache_bytes))
+        cache_bytes, decode_limit_bytes = state.pop("limits")
+        cache, repository = ByteCache(cache_bytes), state.pop("repository")
+        files = Files(state["storage"], cache, decode_limit_bytes, repository)
         self.__dict__.update(state, files=files)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
+from icechunk_arrow.core.chunks import volume
 from icechunk_arrow.core.coords import decode_one
+from icechunk_arrow.core.log import Cleared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -63,25 +65,26 @@ def _paths(nodes: Iterable[NodeName], kind: str) -> frozenset[str]:
     return frozenset(node.path for node in nodes if node.type == kind)
 
 
-def _is_listed(bulk: BulkWrite) -> bool:
-    """Whether a bulk write is small enough to be told chunk by chunk."""
-    return bulk.is_dense and bulk.chunk_count <= _LISTED
+def _is_listed(box: BulkWrite | Cleared) -> bool:
+    """Whether what was done at once is small enough to be told chunk by chunk."""
+    dense = isinstance(box, Cleared) or box.is_dense
+    return dense and volume(box.extent) <= _LISTED
 
 
 def _single_chunks(found: ChunkChanges) -> tuple[tuple[int, ...], ...]:
     single = set(map(decode_one, found.single.to_pylist()))
-    for bulk in filter(_is_listed, found.bulk):
-        single.update(product(*(range(start, stop) for start, stop in bulk.extent)))
+    for box in filter(_is_listed, found.at_once):
+        single.update(product(*(range(start, stop) for start, stop in box.extent)))
     return tuple(sorted(single))
+
+
+def _extents(found: ChunkChanges) -> tuple[Extent, ...]:
+    return tuple(box.extent for box in found.at_once if not _is_listed(box))
 
 
 def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Diff:
     """Turn a log into a diff; nodes that are gone by now are left out of the updates."""
-    updated = [
-        node
-        for node in (*log.updated_metadata, *log.updated_attributes)
-        if find_node(node.path) is not None
-    ]
+    updated = [node for node in log.updated.values() if find_node(node.path) is not None]
     changes = {log.names[node_id].path: found for node_id, found in log.chunks.items()}
     return Diff(
         new_groups=_paths(log.created, "group"),
@@ -96,9 +99,7 @@ def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Dif
             if (chunks := _single_chunks(found))
         },
         updated_extents={
-            path: extents
-            for path, found in sorted(changes.items())
-            if (extents := tuple(bulk.extent for bulk in found.bulk if not _is_listed(bulk)))
+            path: extents for path, found in sorted(changes.items()) if (extents := _extents(found))
         },
         moved_nodes=tuple((old, node.path) for node, old in log.moved),
     )

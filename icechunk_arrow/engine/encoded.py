@@ -6,7 +6,8 @@ Owns how a column of bytes is laid into files. Order, duplicates and manifests a
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,9 @@ from icechunk_arrow.engine.references import Values
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy.typing as npt
 
-    from icechunk_arrow.engine.payloads import PayloadWriter
+    from icechunk_arrow.engine.payloads import PayloadWriter, Sealed
     from icechunk_arrow.engine.references import Faults
 
 __all__ = ["encoded_chunks"]
@@ -52,17 +51,20 @@ def _store(writer: PayloadWriter, batch: pa.RecordBatch, faults: Faults) -> dict
     names: list[str] = []
     codes = np.zeros(len(data), np.int64)
     places = np.zeros(len(data), np.uint64)
+    sums = _Sums(len(data))
     for chosen, most_bytes in ((large, 0), (~inline & ~large, writer.file_size)):
         rows = np.flatnonzero(chosen)
         if len(rows):
-            files, codes[rows], places[rows] = _lay(writer, data, rows, most_bytes, len(names))
-            names += files
+            found = _lay(writer, data, rows, most_bytes, len(names))
+            codes[rows], places[rows] = found.files, found.places
+            sums.take(rows, found.sealed)
+            names += found.names
     return {
         "chunk_file": _files(names, codes, ~inline),
         "offset": from_numpy(places, pa.uint64(), ~inline),
         "length": from_numpy(lengths.astype(np.uint64), pa.uint64()),
         "inline_data": _only(data, inline),
-        **writer.checksums(data, ~inline),
+        **sums.columns(),
     }
 
 
@@ -74,29 +76,66 @@ def _offsets(data: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
     return np.frombuffer(data.buffers()[1], np.int64)[data.offset : data.offset + len(data) + 1]
 
 
+class _Laid(NamedTuple):
+    """Rows in files: the names of these, and each row's file and offset."""
+
+    names: list[str]
+    files: npt.NDArray[np.int64]
+    places: npt.NDArray[np.uint64]
+    sealed: Sealed
+
+
+class _Sums:
+    """Checksums of rows as columns, the same ones whatever the rows are."""
+
+    def __init__(self, count: int) -> None:
+        self._crcs, self._of_sums = np.zeros((2, count), np.uint32)
+        self._known, self._has_sums = np.zeros((2, count), np.bool_)
+
+    def take(self, rows: npt.NDArray[np.int64], sealed: Sealed) -> None:
+        """Take those of some rows."""
+        if sealed.crcs is not None:
+            self._known[rows], self._crcs[rows] = True, sealed.crcs
+        if sealed.sums:
+            self._has_sums[rows[list(sealed.sums)]] = True
+            self._of_sums[rows] = sealed.sums_crcs
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Give them."""
+        return {
+            "crc32c": from_numpy(self._crcs, pa.uint32(), self._known),
+            "sums_crc32c": from_numpy(self._of_sums, pa.uint32(), self._has_sums),
+        }
+
+
 def _lay(
     writer: PayloadWriter,
     data: pa.Array,
     rows: npt.NDArray[np.int64],
     most_bytes: int,
     first: int,
-) -> tuple[list[str], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Put some rows one behind the other into files; give names, and each row's file and offset."""
+) -> _Laid:
+    """Put some rows one behind the other into files."""
     chosen = data if len(rows) == len(data) else data.take(indices(rows))
     offsets = _offsets(chosen)
     payload = memoryview(chosen.buffers()[2])
+    views = [payload[a:b] for a, b in pairwise(offsets.tolist())]
+    sealed = writer.sealed(views)
+    ends = np.append(0, np.cumsum(sealed.stored(np.diff(offsets))))
     names: list[str] = []
     files, places = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
     start = 0
     while start < len(rows):
         # the row that reaches the size of a file is its last one
-        stop = int(np.searchsorted(offsets, offsets[start] + max(most_bytes, 1), side="left"))
+        stop = int(np.searchsorted(ends, ends[start] + max(most_bytes, 1), side="left"))
         stop = min(max(stop, start + 1), len(rows))
         files[start:stop] = first + len(names)
-        places[start:stop] = offsets[start:stop] - offsets[start]
-        names.append(writer.write_file(payload[int(offsets[start]) : int(offsets[stop])]))
+        places[start:stop] = ends[start:stop] - ends[start]
+        together = payload[int(offsets[start]) : int(offsets[stop])]
+        pieces = sealed.pieces(views, start, stop) if sealed.sums else [together]
+        names.append(writer.write_file(pieces))
         start = stop
-    return names, files, places
+    return _Laid(names, files, places, sealed)
 
 
 def _files(

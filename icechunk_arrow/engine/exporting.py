@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.history import full_ancestors
 from icechunk_arrow.engine.state_catalog import StateCatalog, publish_state
+from icechunk_arrow.engine.timetravel import find_tip_to_read
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.state import State
 
@@ -22,7 +23,9 @@ def export_state(context: Context) -> State:
     catalog = context.catalog
     if isinstance(catalog, StateCatalog):
         raise InvalidInputError("the catalog of this repository is its state file already")
-    branches = {name: catalog.get_tip(name).snapshot_id for name in catalog.list_branches()}
+    catalog.check_identity()
+    tips = {name: find_tip_to_read(context, name) for name in catalog.list_branches()}
+    branches = {name: tip.snapshot_id for name, tip in tips.items() if tip is not None}
     tags = {name: catalog.get_tag(name) for name in catalog.list_tags()}
     known: dict[str, SnapshotInfo] = {}
     for start in (*branches.values(), *tags.values()):

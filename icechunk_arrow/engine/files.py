@@ -5,17 +5,27 @@ Owns which bytes of a file are fetched, and the cache; decides nothing about the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.engine.ledger import find_ledger
 from icechunk_arrow.engine.manifest_file import ManifestFile, Rows, rows_not_of, wrong_file
 from icechunk_arrow.engine.windows import Windows
-from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_arrow.errors import (
+    CorruptFileError,
+    ForeignSnapshotError,
+    ObjectNotFoundError,
+    RetiredSnapshotError,
+    SnapshotNotFoundError,
+)
 from icechunk_arrow.formats import attributes, envelope, manifest, structure, transaction
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -27,10 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Files"]
 
+A = TypeVar("A")
+
 TAIL_BYTES = 1 << 16
 """What is fetched of a file's end at first: all of a small file, the footer of a large one."""
 SLOW_TAIL_BYTES = 1 << 18
 """The same where requests are slow: all of a manifest of 65,536 chunks, for a fifth of a request's wait."""
+_AT_ONCE = 32
+"""So many footers are asked for at a time where requests are slow."""
 SCAN_BYTES = 1 << 22
 """What is held at once of a manifest that is read from end to end."""
 
@@ -38,26 +52,78 @@ SCAN_BYTES = 1 << 22
 class Files:
     """Typed reads of a repository's files, through a cache."""
 
-    def __init__(self, storage: Storage, cache: ByteCache) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        cache: ByteCache,
+        decode_limit_bytes: int = DECODE_LIMIT_BYTES,
+        repository: str | None = None,
+    ) -> None:
         self.storage = storage
         self.cache = cache
+        self.repository = repository
+        """The repository whose files these are; None where every one is meant."""
+        self.decode_limit_bytes = decode_limit_bytes
         self._windows = Windows(storage)
         self._tail_bytes = TAIL_BYTES if storage.capabilities.fast else SLOW_TAIL_BYTES
         self._recent: tuple[str, int, int, Rows | None] = ("", 0, 0, None)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Read a range of a chunk file, fewer bytes where it ends; small ones with what follows."""
-        return self._windows.read(key, start, length)
+        """Read a range of a chunk file, fewer bytes where it ends; of nothing nobody is asked."""
+        try:
+            return self._windows.read(key, start, length) if length else b""
+        except ObjectNotFoundError as error:
+            raise CorruptFileError(
+                f"the chunk file {key} is missing, although a manifest refers to it. Restore it from a copy, "
+                f"or open an earlier snapshot.",
+                key=key,
+            ) from error
 
     def read_snapshot(self, identifier: str) -> Snapshot:
         """Read a whole structure file."""
 
         def load() -> tuple[Snapshot, int]:
             data = self._whole_by_tail(FileKind.STRUCTURE, identifier)
-            return structure.decode(data, identifier), 3 * len(data) + 2000
+            snapshot = structure.decode(data, identifier, self.decode_limit_bytes)
+            self._check_owner(snapshot.facts)
+            return snapshot, 2000 + max(3 * len(data), snapshot.size_bytes)
 
-        snapshot: Snapshot = self.cache.get(("s", identifier), load)
-        return snapshot
+        found: Snapshot = self._known_to_ledger(
+            identifier, lambda: self.cache.get(("s", identifier), load), self.read_snapshot
+        )
+        return found
+
+    def _check_owner(self, facts: SnapshotFacts) -> None:
+        """Refuse a snapshot of another repository."""
+        if self.repository is not None and facts.repository != self.repository:
+            raise ForeignSnapshotError(
+                f"the snapshot {facts.id} at {self.storage.url} belongs to the repository "
+                f"{facts.repository}, and not to {self.repository}, which was opened",
+                snapshot=facts.id,
+            )
+
+    def _known_to_ledger(
+        self, identifier: str, read: Callable[[], A], instead: Callable[[str], A]
+    ) -> A:
+        """Read a structure file; one that is missing may have been retired or rewritten on purpose."""
+        try:
+            return read()
+        except ForeignSnapshotError:
+            raise
+        except SnapshotNotFoundError:
+            ledger = find_ledger(self.storage, self.repository)
+            if ledger is None:
+                raise
+            if identifier in ledger.rewritten:
+                return instead(ledger.rewritten[identifier])
+            if identifier in ledger.retired:
+                raise RetiredSnapshotError(
+                    f"the snapshot {identifier} was retired: the ledger of {ledger.written_at} says so. Open "
+                    f"a branch, a tag or a later snapshot",
+                    snapshot=identifier,
+                    parent_id=ledger.retired[identifier],
+                ) from None
+            raise
 
     def hold_snapshot(self, snapshot: Snapshot, size_bytes: int) -> None:
         """Keep a snapshot that was just written, in a file of this size, for whoever reads it next."""
@@ -68,20 +134,25 @@ class Files:
 
         def load() -> tuple[SnapshotFacts, int]:
             sealed, _ = self._open(FileKind.STRUCTURE, identifier)
-            return structure.decode_facts(sealed), 6000
+            facts = structure.decode_facts(sealed)
+            self._check_owner(facts)
+            return facts, 6000
 
         held: Snapshot | None = self.cache.find(("s", identifier))
         if held is not None:
             return held.facts
-        facts: SnapshotFacts = self.cache.get(("f", identifier), load)
-        return facts
+        found: SnapshotFacts = self._known_to_ledger(
+            identifier, lambda: self.cache.get(("f", identifier), load), self.read_facts
+        )
+        return found
 
     def read_log(self, identifier: str) -> TransactionLog:
         """Read what the commit of a snapshot did."""
 
         def load() -> tuple[TransactionLog, int]:
             data = self._whole_by_tail(FileKind.TRANSACTION, identifier)
-            return transaction.decode(data, identifier), 20 * len(data)
+            found = transaction.decode(data, identifier, self.decode_limit_bytes)
+            return found, 20 * len(data)
 
         log: TransactionLog = self.cache.get(("t", identifier), load)
         return log
@@ -91,7 +162,8 @@ class Files:
 
         def load() -> tuple[pa.Table, int]:
             data = self._whole_by_tail(FileKind.ATTRIBUTES, reference.identifier)
-            return attributes.decode(data, reference.identifier), 4 * len(data)
+            found = attributes.decode(data, reference.identifier, self.decode_limit_bytes)
+            return found, 2000 + found.nbytes
 
         table = self.cache.get(("a", reference.identifier), load)
         return attributes.row_of(table, reference.row, node_id, reference.identifier)
@@ -103,7 +175,7 @@ class Files:
             data = self.storage.get(key)
         except ObjectNotFoundError as error:
             raise _missing(key, FileKind.MANIFEST, identifier) from error
-        return manifest.decode(data, identifier, coded=coded)
+        return manifest.decode(data, identifier, self.decode_limit_bytes, coded=coded)
 
     def open_manifest(self, identifier: str) -> ManifestFile:
         """Read a manifest's footer."""
@@ -114,6 +186,30 @@ class Files:
 
         opened: ManifestFile = self.cache.get(("i", identifier), load)
         return opened
+
+    def check_ends(self, sizes: Mapping[str, int]) -> None:
+        """Check the footers of manifests, given with their bytes, for somebody who will read these past us.
+
+        Those that were checked before are not looked at again.
+        """
+        ask = partial(self._check_end, sizes)
+        if self.storage.capabilities.fast or len(sizes) < 2:
+            for identifier in sizes:
+                ask(identifier)
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
+            for _ in pool.map(ask, sizes):
+                pass
+
+    def _check_end(self, sizes: Mapping[str, int], identifier: str) -> None:
+        def load() -> tuple[int, int]:
+            sealed, _ = self._open(FileKind.MANIFEST, identifier)
+            return sealed.size_bytes, 200
+
+        found: int = self.cache.get(("e", identifier), load)
+        if found != sizes[identifier]:
+            key = key_of(FileKind.MANIFEST, identifier)
+            raise wrong_file(key, f"it has {found} bytes, where {sizes[identifier]} are recorded")
 
     def holds_manifest(self, identifier: str) -> bool:
         """Whether all rows of a manifest are in the cache."""
@@ -205,12 +301,16 @@ class Files:
         """Check a file's end; give what came along too."""
         tail, size_bytes = self._tail(kind, identifier, tail_bytes)
         needs = envelope.seal_needs(tail, size_bytes, key_of(kind, identifier))
+        budget = Budget(key_of(kind, identifier), self.decode_limit_bytes)
         if needs > len(tail):
+            budget.check(needs)
             tail, size_bytes = self._tail(kind, identifier, needs)
             needs = envelope.seal_needs(tail, size_bytes, key_of(kind, identifier))
             if needs > len(tail):
+                budget.check(needs)
                 tail, size_bytes = self._tail(kind, identifier, needs)
-        return envelope.open_seal(tail, size_bytes, kind, identifier), tail
+        sealed = envelope.open_seal(tail, size_bytes, kind, identifier, self.decode_limit_bytes)
+        return sealed, tail
 
     def _whole_by_tail(self, kind: FileKind, identifier: str) -> bytes:
         """Fetch a whole file, with one request where it is small."""
@@ -218,6 +318,7 @@ class Files:
         if len(tail) == size_bytes:
             return tail
         key = key_of(kind, identifier)
+        Budget(key, self.decode_limit_bytes).check(size_bytes)
         return self.storage.get_range(key, 0, size_bytes - len(tail)) + tail
 
 

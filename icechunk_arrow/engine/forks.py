@@ -6,28 +6,36 @@ that have no chunk in common are linked, those that may have are merged row by r
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    HAS_STATISTICS,
+    STATISTICS,
+    columns_of,
+    concat_sorted,
+    rows_of_array,
+)
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, inventories_by_array
 from icechunk_arrow.core.overlaps import overlapping
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
-from icechunk_arrow.engine.commit import plan, write_files
+from icechunk_arrow.engine.commit import make_durable, plan, write_files
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes
-from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.errors import InvalidInputError, NotDurableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,17 +48,22 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.plan import Changes
     from icechunk_arrow.engine.view import ArrayView
+    from icechunk_arrow.storage.port import Storage
 
 __all__ = [
     "WrittenChunks",
     "arrays_of",
     "combine",
     "refuse_deleted",
+    "require_synced",
     "shared_manifests",
     "uncommitted_snapshot",
     "write_out",
 ]
 
+_log = logging.getLogger(__name__)
+_told: WeakSet[Storage] = WeakSet()
+"""Handles of people who know that what they commit is not durable."""
 _DELETED = pa.schema(
     [
         pa.field("array_id", pa.uint32(), nullable=False),
@@ -63,6 +76,10 @@ _DELETED = pa.schema(
 class WrittenChunks:
     """What a fork wrote: manifests, told by columns; nothing in it grows with the number of chunks."""
 
+    synced: bool
+    """Whether all of it, chunk files and manifests, survives a power cut; only its writer can know."""
+    base_id: str
+    """The snapshot on which the session stood that was forked."""
     entries: pa.Table = field(default_factory=lambda: empty_table(ENTRY_SCHEMA))
     """What each manifest holds of each array: ``core.manifests.ENTRY_SCHEMA``."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -83,12 +100,16 @@ def uncommitted_snapshot(
 ) -> str:
     """Write what a session has so far as a snapshot that no branch names, for forks to stand on."""
     planned = plan(context, tip, base, changes, message="", properties={}, started_at=started_at)
-    log = key_of(FileKind.TRANSACTION, planned.snapshot.id)
-    write_files(context, tuple(file for file in planned.files if file.key != log))
+    write_files(context, planned.files)
+    make_durable(
+        context, planned
+    )  # a snapshot like any other: whoever is told of it may begin a branch there
     return planned.snapshot.id
 
 
-def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChunks:
+def write_out(
+    context: Context, base: Snapshot, changes: Changes, *, forked_at: str
+) -> WrittenChunks:
     """Write everything that a fork has staged as manifests, as the settings want it."""
     chunks, shapes = changes.chunks, ArrayShapes(base, changes)
     with ManifestWriter(context.storage, new_id) as writer:
@@ -96,12 +117,33 @@ def write_out(context: Context, base: Snapshot, changes: Changes) -> WrittenChun
             writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
         written = writer.finish()
     gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
+    context.storage.sync()  # once, however many files: nobody else will
     return WrittenChunks(
+        synced=context.storage.syncs,
+        base_id=forked_at,
         entries=pa.concat_tables([written.entries, *chunks.run_entries()]).combine_chunks(),
         sizes={**written.sizes, **chunks.run_sizes},
         deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
         paths={node_id: shapes(node_id).path for node_id in chunks.array_ids},
     )
+
+
+def require_synced(storage: Storage, parts: Iterable[WrittenChunks]) -> None:
+    """Refuse to commit what may be lost in a power cut, unless the person chose to live with that."""
+    if all(part.synced for part in parts):
+        return
+    if storage.syncs:
+        raise NotDurableError(
+            f"what was written elsewhere for {storage.url} was not synced, because it was opened there with "
+            f"durable=False, and a commit here promises to survive a power cut. Open the repository with the "
+            f"same setting in both places, and write again; nothing was staged."
+        )
+    if storage not in _told:
+        _told.add(storage)
+        _log.warning(
+            "what is committed to %s was not synced by those who wrote it: a power cut may take it",
+            storage.url,
+        )
 
 
 def shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
@@ -187,7 +229,7 @@ def combine(
         for names in _Held(entries=found, owners=owners).groups():
             merged.update(names)
             staged = _merged(
-                context, node_id, views[node_id], names, layout_of, last_wins, settings
+                context, node_id, views[node_id], found, names, layout_of, last_wins, settings
             )
             sizes.update(staged.sizes)
             runs.append(staged.runs)
@@ -206,6 +248,7 @@ def _merged(
     context: Context,
     node_id: int,
     view: ArrayView,
+    found: Inventories,
     names: Sequence[str],
     layout_of: Callable[[ArrayView], Layout],
     last_wins: bool,
@@ -222,12 +265,15 @@ def _merged(
         name_row=lambda _: "two of the writers",
     )
     ndim = len(view.grid.chunk_counts)
+    columns = CHUNK_SCHEMA.names[1:]
+    if (found.flags & np.uint16(HAS_STATISTICS)).any():
+        columns.append(STATISTICS.name)
     with writer, bulk:
         for name in names:
             table = rows_of_array(context.files.read_manifest(name), node_id)
-            for strict in table.drop_columns("array_id").to_batches(chosen.slice_rows):
-                # a run that comes back from a file does not say of its columns that they are never null
-                batch = pa.RecordBatch.from_arrays(strict.columns, names=strict.schema.names)
+            # by names alone: a run that comes back from a file does not say that columns are never null
+            rows = pa.table(columns_of(table, columns))
+            for batch in rows.to_batches(chosen.slice_rows):
                 index = coords.decode(batch.column("coord"), ndim)
                 numbers = np.zeros(batch.num_rows, np.int64)
                 bulk.add(view.node.path, view, batch, index, numbers)
@@ -237,19 +283,37 @@ def _merged(
 
 
 def arrays_of(
-    parts: Iterable[WrittenChunks], get_array: Callable[[str], ArrayView]
+    parts: Iterable[WrittenChunks], base_id: str, get_array: Callable[[str], ArrayView]
 ) -> dict[int, ArrayView]:
     """Find the arrays that forks wrote to, as long as they are those that the session has."""
     views: dict[int, ArrayView] = {}
     for part in parts:
+        if part.paths and part.base_id != base_id:
+            raise InvalidInputError(
+                f"the session was rebased since it was forked: it stands on {base_id} now, and a fork saw "
+                f"{part.base_id}, so what it wrote may lack what others did. Merge first and rebase then, or "
+                f"fork the session again, and repeat the writing."
+            )
+        entries = inventories_by_array(part.entries)
         for node_id, path in part.paths.items():
-            if node_id in views:
-                continue
-            view = get_array(path)
+            view = views.get(node_id) or get_array(path)
             if view.node.id != node_id:
                 raise InvalidInputError(
-                    f"{path!r} is not the array any more that the fork wrote to: it was replaced, or the "
-                    f"session was rebased. Fork the session again, and repeat the writing."
+                    f"{path!r} is not the array any more that the fork wrote to: it was replaced. Fork the "
+                    f"session again, and repeat the writing."
                 )
+            _refuse_outside(part, entries.get(node_id, NO_INVENTORIES), view)
             views[node_id] = view
     return views
+
+
+def _refuse_outside(part: WrittenChunks, written: Inventories, view: ArrayView) -> None:
+    """Refuse chunks, written or deleted, for which an array has no place any more."""
+    counts = np.array(view.grid.chunk_counts, np.uint64)
+    mine = from_numpy(to_numpy(part.deleted["array_id"]) == view.node.id, pa.bool_())
+    gone = coords.decode(one_array(part.deleted["coord"]).filter(mine), len(counts))
+    if (len(written) and (written.stops > counts).any()) or (gone >= counts).any():
+        raise InvalidInputError(
+            f"{view.node.path!r} was made smaller meanwhile, and a fork wrote outside of it. Fork the session "
+            f"again, and repeat the writing."
+        )

@@ -12,15 +12,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
-
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.engine.ranges import Group, plan_ranges
-from icechunk_arrow.errors import StorageError
+from icechunk_arrow.errors import CorruptFileError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_arrow.engine.chunk_bytes import Part
     from icechunk_arrow.engine.keyspace import Found
 
 __all__ = ["PATIENCE_SECONDS", "Moment"]
@@ -40,26 +39,26 @@ class _Wanted:
     ref: ChunkRef
     start: int
     stop: int
+    part: Part | None
     answer: Answer
 
     @property
     def range(self) -> tuple[int, int]:
-        """What of the file is needed: all of the chunk where it has a checksum."""
-        if self.ref.crc32c is not None:
-            return self.ref.offset, self.ref.length
+        """What of the file is needed: as much as can be checked."""
+        if self.part is not None:
+            return self.part.range
         return self.ref.offset + self.start, self.stop - self.start
 
     def cut(self, data: memoryview, at: int) -> bytes | None:
         """Take this part out of a joined range that begins at a byte of the file; None if it is not right."""
         first, length = self.range
-        part = bytes(data[first - at : first - at + length])
-        if len(part) != length:
+        found = data[first - at : first - at + length]
+        if len(found) != length:
             return None
-        if self.ref.crc32c is None:
-            return part
-        if google_crc32c.value(part) != self.ref.crc32c:
+        try:
+            return bytes(found if self.part is None else self.part.checked(found))
+        except CorruptFileError:
             return None
-        return part[self.start : self.stop]
 
 
 class Moment:
@@ -69,6 +68,8 @@ class Moment:
     ----------
     read
         Reads a part of a chunk that was found.
+    part
+        Says what of a file is fetched for such a part, to be checked; None where it is not checked.
     submit
         Has a function run in another thread.
     later
@@ -78,10 +79,12 @@ class Moment:
     def __init__(
         self,
         read: Callable[[bytes | ChunkRef, int, int], bytes | memoryview],
+        part: Callable[[ChunkRef, int, int], Part | None],
         submit: Callable[..., Any],
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self._read = read
+        self._part = part
         self._submit = submit
         self._later = later
         self._lock = threading.Lock()
@@ -160,7 +163,7 @@ class Moment:
         if isinstance(content, bytes) or content.inline is not None or start >= stop:
             _give(answer, self._read(content, start, stop))
             return None
-        return _Wanted(content, start, stop, answer)
+        return _Wanted(content, start, stop, self._part(content, start, stop), answer)
 
     def _fetch_found(self) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from icechunk_arrow.core.chunks import ChunkRef
+    from icechunk_arrow.engine.chunk_bytes import Part
     from icechunk_arrow.engine.session import BaseSession
     from icechunk_arrow.engine.view import ArrayView
 
@@ -61,6 +62,10 @@ class Keyspace:
     def read_part(self, content: bytes | ChunkRef, start: int, stop: int) -> bytes | memoryview:
         """Read a part of what was found."""
         return self._session.read_chunk(content, start, stop)
+
+    def part_to_fetch(self, ref: ChunkRef, start: int, stop: int) -> Part | None:
+        """Say what is fetched for a part of a chunk that is in a file; None where it is not checked."""
+        return self._session.part_to_fetch(ref, start, stop)
 
     def write(self, key: str, data: bytes | memoryview) -> None:
         """Set a key: a document or a chunk; anything else is refused."""

@@ -28,9 +28,11 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
+from icechunk_arrow.engine.manifest_file import wrong_file
 from icechunk_arrow.engine.settling import settle
 from icechunk_arrow.engine.staging import Runs
-from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.errors import CorruptFileError, InvalidInputError
+from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -131,7 +133,7 @@ def _tables(
     for array_id, inventories, is_base in layers.stored():
         for entry in inventories:
             for table in _entry_tables(files, array_id, entry, layers.is_large):
-                batch = coords.decode(one_array(table["coord"]), ndim)
+                batch = _coordinates_of(table, entry, ndim)
                 yield keep_rows(table, ~layers.covered(batch, is_base=is_base))
 
 
@@ -199,7 +201,7 @@ def _entry_coordinates(
     if not entry.is_dense:
         columns = _COORDINATES if past_cache else None
         for table in _entry_tables(files, array_id, entry, past_cache, columns):
-            yield coords.decode(one_array(table["coord"]), ndim)
+            yield _coordinates_of(table, entry, ndim)
         return
     shape = tuple(stop - start for start, stop in entry.extent)
     first = np.array([start for start, _ in entry.extent], np.uint64)
@@ -211,6 +213,19 @@ def _entry_coordinates(
             continue
         index = np.stack(np.unravel_index(places, shape), axis=1)
         yield index.astype(np.uint64) + first
+
+
+def _coordinates_of(table: pa.Table, entry: InventoryEntry, ndim: int) -> Coordinates:
+    """Decode the coordinates of an entry's rows, which its extent must contain."""
+    key = key_of(FileKind.MANIFEST, entry.manifest)
+    try:
+        found = coords.decode(one_array(table["coord"]), ndim)
+    except CorruptFileError as error:
+        raise wrong_file(key, str(error)) from None
+    box = np.array(entry.extent, np.uint64).reshape(-1, 2)
+    if ((found < box[:, 0]) | (found >= box[:, 1])).any():
+        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
+    return found
 
 
 def _entry_tables(

@@ -60,7 +60,7 @@ def _find_sorted(
         row = rows.find(coord, low, high)
         if row is not None:
             return rows.ref_at(row, node_id)
-        rows.check_owner(node_id, low, high)
+        rows.check_absence(node_id, low, high)
     return None
 
 

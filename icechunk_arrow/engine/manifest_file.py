@@ -6,16 +6,18 @@ Owns what is kept of them in memory, in which form, and how large that is; fetch
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import cached_property
 from itertools import accumulate
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, coord_in
-from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, coord_in, is_virtual
+from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy, validity
+from icechunk_arrow.core.ids import is_id
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import manifest
 
@@ -115,11 +117,15 @@ class Rows:
             self._files = self._files.dictionary
             if len(self._files) <= _FEW_NAMES:
                 self._names = self._files.to_pylist()
-        self._optional = [
-            (name, one_array(table[name]))
-            for name in ("etag", "last_modified", "crc32c")
+        optional = {
+            name: one_array(table[name])
+            for name in ("etag", "last_modified", "crc32c", "sums_crc32c")
             if name in table.column_names and table[name].null_count < table.num_rows
-        ]
+        }
+        self._crcs: memoryview | None = None
+        if "crc32c" in optional and (validity(optional["crc32c"]) | validity(inline)).all():
+            self._crcs = to_numpy(optional.pop("crc32c")).data
+        self._optional = list(optional.items())
 
     @property
     def size_bytes(self) -> int:
@@ -133,11 +139,11 @@ class Rows:
         count: int = self._values.num_rows
         return count
 
-    @cached_property
+    @lazy
     def _coords(self) -> pa.Array:
         return manifest.decode_coords(self._kept_coords)
 
-    @cached_property
+    @lazy
     def _places(self) -> tuple[memoryview, memoryview]:
         offsets, data = offsets_and_data(self._coords)
         return offsets.data, data.data
@@ -191,6 +197,28 @@ class Rows:
         if (np.frombuffer(self._ids, np.uint32)[start:stop] != array_id).any():
             raise self.wrong(rows_not_of(array_id))
 
+    def check_absence(self, array_id: int, start: int, stop: int) -> None:
+        """Check what it rests on that a chunk is not there: its array's rows are these alone, and sorted."""
+        self.check_owner(array_id, start, stop)
+        if (
+            array_id in self._ids[max(start - 1, 0) : start]
+            or array_id in self._ids[stop : stop + 1]
+        ):
+            raise self.wrong(f"it has more rows of array {array_id} than its snapshot says")
+        if not self._is_sorted:
+            raise self.wrong("its rows are not sorted")
+
+    @lazy
+    def _is_sorted(self) -> bool:
+        ids = np.frombuffer(self._ids, np.uint32)
+        words = coords.as_words(self._coords)
+        if words is None:
+            texts = self._coords.to_pylist()
+            rising = np.fromiter(map(lt, texts, texts[1:]), np.bool_, len(texts) - 1)
+        else:
+            rising = words[1:] > words[:-1]
+        return bool(((ids[1:] > ids[:-1]) | (ids[1:] == ids[:-1]) & rising).all())
+
     def ref_at(self, row: int, array_id: int) -> ChunkRef:
         """Read the reference of a row, which must be the array's."""
         if self._ids[row] != array_id:
@@ -204,9 +232,12 @@ class Rows:
                 return ChunkRef(inline, None, 0, length)
         number = row if self._codes is None else self._codes[row]
         file = self._files[number].as_py() if self._names is None else self._names[number]
+        if not (is_id(file) or is_virtual(file or "")):
+            raise wrong_file(self.key, f"row {row} names the chunk file {file!r}, which is no id")
+        crc = None if self._crcs is None else self._crcs[row]
         if not self._optional:
-            return ChunkRef(None, file, self._starts[row], length)
-        extra: dict[str, Any] = {}
+            return ChunkRef(None, file, self._starts[row], length, None, None, crc)
+        extra: dict[str, Any] = {"crc32c": crc}
         for name, column in self._optional:
             if name == "last_modified":
                 extra[name] = int(to_numpy(column)[row]) if column[row].is_valid else None

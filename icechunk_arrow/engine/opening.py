@@ -3,90 +3,145 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.plain_settings import check_number
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.catalog import SequenceCatalog
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
-from icechunk_arrow.engine.state_catalog import StateCatalog
+from icechunk_arrow.engine.founding import claim, find_first_entry, taken, unfinished
+from icechunk_arrow.engine.saved_config import SavedConfig
+from icechunk_arrow.engine.state_catalog import StateCatalog, read_state
 from icechunk_arrow.engine.together import together
-from icechunk_arrow.engine.virtual import VirtualAccess
+from icechunk_arrow.engine.virtual import VirtualAccess, lies_within
 from icechunk_arrow.errors import (
     AlreadyExistsError,
+    CorruptFileError,
+    FormatError,
     InvalidInputError,
     NotAuthorizedError,
     ObjectNotFoundError,
-    PreconditionFailedError,
     RepositoryNotFoundError,
     StorageError,
 )
 from icechunk_arrow.formats import structure
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import CONFIG_KEY, MAIN, STATE_KEY, FileKind, branch_key, key_of
-from icechunk_arrow.storage.open import open_storage
+from icechunk_arrow.storage.open import is_absolute, open_storage
+from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.engine.catalog import Catalog
+    from icechunk_arrow.formats.refs import RefEntry
     from icechunk_arrow.storage.port import Storage
 
     Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
-__all__ = ["create_context", "open_context", "repository_exists", "save_config"]
+__all__ = ["CACHE_BYTES", "Choices", "create_context", "open_context", "repository_exists"]
 
 Place = str | os.PathLike[str]
 
-_DEFAULTS = RepositoryConfig()
+_MiB = 1 << 20
+CACHE_BYTES = 256 * _MiB
+"""So much of structure files and manifests is kept in memory, unless whoever opens says otherwise."""
 
 
-def _config_of(storage: Storage) -> RepositoryConfig | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What belongs to whoever opens a repository, and never to the repository.
+
+    Parameters
+    ----------
+    storage_settings
+        How the place is used: durability, tries, time-outs.
+    cache_bytes
+        How much of structure files and manifests is kept in memory.
+    decode_limit_bytes
+        How much any one file may take in memory while it is decoded.
+    allowed
+        URL prefixes from which virtual chunks may be read.
+    pickle_secrets
+        Whether pickles hold the secrets among all storage options.
+    """
+
+    storage_settings: StorageSettings = field(default_factory=StorageSettings)
+    cache_bytes: int = CACHE_BYTES
+    decode_limit_bytes: int = DECODE_LIMIT_BYTES
+    allowed: Allowed = None
+    pickle_secrets: bool = False
+
+    def open_storage(self, url: Place, storage_options: Mapping[str, Any] | None) -> Storage:
+        """Open a place as it was chosen to be used."""
+        return open_storage(
+            url,
+            storage_options,
+            settings=self.storage_settings,
+            pickle_secrets=self.pickle_secrets,
+        )
+
+    def __post_init__(self) -> None:
+        check_number(self.cache_bytes, 0, "cache_bytes")
+        check_number(self.decode_limit_bytes, _MiB, "decode_limit_bytes")
+
+
+def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryConfig | None:
+    """Refuse a place with a configuration that would become the repository's, and was not made for one.
+
+    One that is sound counts where none is ``wanted``, and is given then.
+    """
     try:
-        return RepositoryConfig.from_yaml(storage.get(CONFIG_KEY))
+        found = storage.get(CONFIG_KEY)
+        if wanted is None:
+            return RepositoryConfig.from_yaml(found)
     except ObjectNotFoundError:
         return None
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{storage.url}/{CONFIG_KEY}: {error}") from error
+    except (FormatError, InvalidInputError):
+        found = b""
+    if found != wanted:
+        raise AlreadyExistsError(
+            f"there is a {CONFIG_KEY} at {storage.url} already, which a repository there would take for its "
+            f"own. It was left as it is: choose another place, or move it away.",
+            key=CONFIG_KEY,
+        )
+    return None
 
 
-def save_config(storage: Storage, config: RepositoryConfig) -> None:
-    """Write ``config.yaml``, over what is there."""
-    data = config.to_yaml().encode()
-    failure: StorageError | None = None
-    while True:
-        try:
-            found, token = storage.get_versioned(CONFIG_KEY)
-        except ObjectNotFoundError:
-            found, token = None, ""
-        if found == data:  # also when the answer was lost behind a success
-            return
-        if failure is not None:
-            raise failure
-        try:
-            if found is None:
-                storage.create(CONFIG_KEY, data)
-            else:
-                storage.replace(CONFIG_KEY, data, token)
-        except (AlreadyExistsError, PreconditionFailedError):
-            continue
-        except StorageError as error:
-            failure = error
-            continue
-        return
+def _create_config(storage: Storage, data: bytes) -> None:
+    """Write the first configuration, over nothing."""
+    try:
+        storage.create(CONFIG_KEY, data)
+    except (AlreadyExistsError, StorageError) as error:
+        # somebody else's, or our own behind a lost answer
+        _refuse_other_config(storage, data)
+        if not storage.exists(CONFIG_KEY):
+            raise error from None
 
 
 def _context(
-    storage: Storage, catalog: Catalog, config: RepositoryConfig, allowed: Allowed
+    storage: Storage,
+    catalog: Catalog,
+    repository: str,
+    saved_config: SavedConfig,
+    choices: Choices,
 ) -> Context:
     return Context(
         storage=storage,
         catalog=catalog,
-        config=config,
-        access=VirtualAccess(allowed, config.storage),
-        files=Files(storage, ByteCache(config.cache_bytes)),
+        saved_config=saved_config,
+        storage_settings=choices.storage_settings,
+        access=VirtualAccess(
+            choices.allowed, choices.storage_settings, pickle_secrets=choices.pickle_secrets
+        ),
+        files=Files(
+            storage, ByteCache(choices.cache_bytes), choices.decode_limit_bytes, repository
+        ),
     )
 
 
@@ -100,142 +155,209 @@ def create_context(
     url: Place,
     storage_options: Mapping[str, Any] | None,
     config: RepositoryConfig | None,
-    allowed: Allowed,
+    choices: Choices,
     *,
     catalog: str,
     state_url: Place | None,
 ) -> Context:
     """Make a repository with an empty first snapshot."""
-    settled = config or RepositoryConfig()
-    storage = open_storage(url, storage_options, settings=settled.storage)
-    storage.require_writable()
-    if catalog == "branches":
-        if state_url is not None:
-            raise InvalidInputError("state_url goes with catalog='state'")
-        if storage.exists(STATE_KEY):
-            raise AlreadyExistsError(f"there is a repository at {storage.url} already (state.json)")
-        chosen: Catalog = SequenceCatalog(storage, new_id)
-    elif catalog == "state":
-        if storage.exists(branch_key(MAIN, 0)):
-            raise AlreadyExistsError(f"there is a repository at {storage.url} already")
-        apart = None if state_url is None else _state_place(state_url)
-        place = (
-            storage
-            if apart is None
-            else open_storage(apart, storage_options, settings=settled.storage)
-        )
-        chosen = StateCatalog(place, new_id, None if apart is None else storage.url)
-    else:
+    storage = choices.open_storage(url, storage_options)
+    if catalog not in {"branches", "state"}:
         raise InvalidInputError(f"catalog must be 'branches' or 'state', not {catalog!r}")
-    if chosen.exists():
+    if catalog == "branches" and state_url is not None:
+        raise InvalidInputError("state_url goes with catalog='state'")
+    if catalog == "branches" and storage.exists(STATE_KEY):
+        raise AlreadyExistsError(f"there is a repository at {storage.url} already (state.json)")
+    written = None if config is None else config.to_yaml().encode()
+    chosen: Catalog
+    if catalog == "branches":
+        if find_first_entry(storage) is not None:
+            raise taken(storage)
+        found = _refuse_other_config(storage, written)
+        first = _first_snapshot(storage, state=False)
+        claim(storage, first.id, state=False)
+        chosen = SequenceCatalog(storage, first.id, new_id)
+    else:
+        found = _refuse_other_config(storage, written)
+        place = _state_storage(storage, storage_options, choices, state_url)
+        first = _begin_with_state(storage, place, choices)
+        chosen = StateCatalog(place, first.id, new_id)
+        apart = None if state_url is None else storage.url
+        chosen.initialize(first.info, store_root=apart)
+    if written is not None:  # by the one who made the repository: whoever lost leaves nothing
+        _create_config(storage, written)
+        storage.sync()
+    saved_config = SavedConfig(storage, known=config or found or RepositoryConfig())
+    return _context(storage, chosen, first.id, saved_config, choices)
+
+
+def _state_storage(
+    storage: Storage,
+    storage_options: Mapping[str, Any] | None,
+    choices: Choices,
+    state_url: Place | None,
+) -> Storage:
+    """Open the place of the state file."""
+    if state_url is None:
+        return storage
+    place = _state_place(state_url)
+    return choices.open_storage(place, storage_options)
+
+
+def _begin_with_state(storage: Storage, place: Storage, choices: Choices) -> SnapshotFacts:
+    """Make the first snapshot and the first entry, or find those of whoever was stopped behind them."""
+    entry = find_first_entry(storage)
+    if entry is not None:
+        catalog = StateCatalog(place, entry.snapshot, new_id)
+        if not unfinished(storage, entry, catalog):
+            raise taken(storage)
+        files = Files(storage, ByteCache(0), choices.decode_limit_bytes, entry.snapshot)
+        return files.read_snapshot(entry.snapshot).facts
+    if place.exists(STATE_KEY):
         raise AlreadyExistsError(
-            f"there is a repository at {storage.url} already; open it, or choose another place"
+            f"there is a state file at {place.url} already; open it, or choose another place"
         )
-    moment = now()
-    first = structure.empty_snapshot(
-        SnapshotFacts(
-            id=new_id(),
-            message="Repository created",
-            written_at=moment,
-            started_at=moment,
-            properties={},
-            history=(),
-            total_parents=0,
-            next_node_id=1,
-            branch=MAIN,
-            sequence=0 if catalog == "branches" else None,
-        )
+    first = _first_snapshot(storage, state=True)
+    claim(storage, first.id, state=True)
+    return first
+
+
+def _first_snapshot(storage: Storage, *, state: bool) -> SnapshotFacts:
+    """Write the snapshot without nodes that a repository begins with."""
+    storage.require_writable()
+    moment, identity = now(), new_id()
+    facts = SnapshotFacts(
+        id=identity,
+        repository=identity,
+        message="Repository created",
+        written_at=moment,
+        started_at=moment,
+        properties={},
+        history=(),
+        total_parents=0,
+        next_node_id=1,
+        branch=MAIN,
+        sequence=None if state else 0,
+        synced=storage.syncs,
     )
-    data = structure.encode(first)
-    storage.put(key_of(FileKind.STRUCTURE, first.id), data, header_metadata(FileKind.STRUCTURE))
-    if config is not None:
-        save_config(storage, config)
+    data = structure.encode(structure.empty_snapshot(facts))
+    storage.put(key_of(FileKind.STRUCTURE, identity), data, header_metadata(FileKind.STRUCTURE))
     storage.sync()
-    chosen.initialize(first.facts.info)
-    return _context(storage, chosen, settled, allowed)
+    return facts
 
 
 def open_context(
     url: Place,
     storage_options: Mapping[str, Any] | None,
     config: RepositoryConfig | None,
-    allowed: Allowed,
+    choices: Choices,
     *,
     state_url: Place | None,
 ) -> Context:
     """Open a repository that exists."""
-    settings = config.storage if config is not None and config.gives("storage") else None
-    if state_url is not None:
-        url_of_state = _state_place(state_url)
-        state_storage = open_storage(url_of_state, storage_options, settings=settings)
-        chosen: Catalog = StateCatalog(state_storage, new_id)
-        if not chosen.exists():
-            raise RepositoryNotFoundError(f"there is no {STATE_KEY} at {state_storage.url}")
-        storage = open_storage(url, storage_options, settings=settings)
+    storage = choices.open_storage(url, storage_options)
+    entry, sequences = _look(storage)
+    place = _state_storage(storage, storage_options, choices, state_url)
+    if entry is None and state_url is None:
+        storage, entry = _by_state_file(storage, storage_options, choices)
+    if entry is None:
+        raise _no_repository(storage)
+    chosen: Catalog
+    if entry.catalog is None:
+        if state_url is not None:
+            raise InvalidInputError(
+                f"the branches of the repository at {storage.url} stand in files of their own, and a state "
+                f"file is only an export of it; open it without state_url"
+            )
+        chosen = sequences.of(entry.snapshot)
     else:
-        storage = open_storage(url, storage_options, settings=settings)
-        found = _by_branches(storage, config)
-        if found is not None:
-            chosen, settled = found
-            if settings is None and settled.storage != _DEFAULTS.storage:
-                # the repository's own storage settings become known only now
-                storage = open_storage(url, storage_options, settings=settled.storage)
-                chosen = chosen.through(storage)
-            return _context(storage, chosen, settled, allowed)
-        storage, chosen = _by_state_file(storage, storage_options, settings, allowed)
-    settled = _settled(_config_of(storage), config)
-    if settings is None and settled.storage != _DEFAULTS.storage:
-        return open_context(url, storage_options, settled, allowed, state_url=state_url)
-    return _context(storage, chosen, settled, allowed)
+        _check_state(storage, place, entry)
+        chosen = StateCatalog(place, entry.snapshot, new_id)
+    return _context(storage, chosen, entry.snapshot, SavedConfig(storage, config), choices)
 
 
-def _by_branches(
-    storage: Storage, config: RepositoryConfig | None
-) -> tuple[SequenceCatalog, RepositoryConfig] | None:
-    """Open a repository with branch sequences, and its settings."""
-    catalog = SequenceCatalog(storage, new_id)
-    exists, saved = together(storage, catalog.exists, lambda: _config_of(storage))
-    return (catalog, _settled(saved, config)) if exists else None
+def _look(storage: Storage) -> tuple[RefEntry | None, SequenceCatalog]:
+    """Read the first entry; where that takes a while, where ``main`` stands is found out meanwhile."""
+    sequences = SequenceCatalog(storage, "", new_id)
+    if storage.capabilities.fast:
+        return find_first_entry(storage), sequences
+    entry, _ = together(
+        storage, lambda: find_first_entry(storage), lambda: sequences.look_ahead(MAIN)
+    )
+    return entry, sequences
 
 
-def _settled(saved: RepositoryConfig | None, override: RepositoryConfig | None) -> RepositoryConfig:
-    """Lay what somebody gave over what is saved."""
-    settings = saved or _DEFAULTS
-    return settings if override is None else settings.overridden_by(override)
+def _check_state(storage: Storage, place: Storage, entry: RefEntry) -> None:
+    """Compare the state file with the first entry of the data that it is the catalog of."""
+    try:
+        state = read_state(place)
+    except RepositoryNotFoundError:
+        raise RepositoryNotFoundError(
+            f"the repository at {storage.url} has a state file as its catalog, and there is none at "
+            f"{place.url}. Where it stands elsewhere, name it with state_url; where creating the "
+            f"repository was interrupted, create it again."
+        ) from None
+    if state.id != entry.snapshot:
+        raise CorruptFileError(
+            f"{STATE_KEY} at {place.url} is that of the repository {state.id}, and the data at "
+            f"{storage.url} are those of {entry.snapshot}. Restore it from a copy, or name the right one "
+            f"with state_url",
+            key=STATE_KEY,
+        )
+    if place is storage and state.store_root is not None:
+        raise CorruptFileError(
+            f"{STATE_KEY} at {place.url} says that its data is at {state.store_root!r}, and stands beside "
+            f"data of its own: one of the two is not right",
+            key=STATE_KEY,
+        )
+
+
+def _no_repository(storage: Storage) -> Exception:
+    """Say that there is none; or that the entry by which it is recognised was lost."""
+    if storage.exists(branch_key(MAIN, 1)):
+        key = branch_key(MAIN, 0)
+        return CorruptFileError(
+            f"{key} is missing, although a later entry is there. Restore it from a copy.", key=key
+        )
+    return RepositoryNotFoundError(
+        f"there is no repository at {storage.url}; Repository.create makes one"
+    )
 
 
 def _by_state_file(
-    storage: Storage,
-    storage_options: Mapping[str, Any] | None,
-    settings: Any,
-    allowed: Allowed,
-) -> tuple[Storage, Catalog]:
-    """Open a repository whose catalog is the state file at this place."""
-    chosen = StateCatalog(storage, new_id)
-    if not chosen.exists():
-        raise RepositoryNotFoundError(
-            f"there is no repository at {storage.url}; Repository.create makes one"
-        )
-    root = chosen.read().store_root
-    if root is None or root.rstrip("/") == storage.url.rstrip("/"):
-        return storage, chosen
-    inside = (root.rstrip("/") + "/").startswith(storage.url.rstrip("/") + "/")
-    outside = not inside or ".." in root.split("/")
-    if outside and not VirtualAccess(allowed, _DEFAULTS.storage).allows_root(root):
+    storage: Storage, storage_options: Mapping[str, Any] | None, choices: Choices
+) -> tuple[Storage, RefEntry | None]:
+    """Find the data of the repository whose state file stands at a place apart from it."""
+    try:
+        root = read_state(storage).store_root
+    except RepositoryNotFoundError:
+        raise _no_repository(storage) from None
+    if root is None:
+        return storage, None
+    if not is_absolute(root):
+        below = [part for part in root.split("/") if part != "."]
+        root = "/".join([storage.url.rstrip("/"), *below])
+    settings = choices.storage_settings
+    within = lies_within(storage.url, root, settings)
+    if not within and not VirtualAccess(choices.allowed, settings).allows_root(root):
         raise NotAuthorizedError(
             f"the state file at {storage.url} says that its data is at {root!r}, outside the place that "
             f"was opened. If you trust it, open it with authorize_virtual_chunk_access=[{root!r}], or "
             f"name both: Repository.open({root!r}, state_url={storage.url!r}).",
             location=root,
         )
-    return open_storage(root, storage_options, settings=settings), chosen
+    data = choices.open_storage(root, storage_options)
+    return data, find_first_entry(data)
 
 
 def repository_exists(
     url: Place, storage_options: Mapping[str, Any] | None, *, state_url: Place | None
 ) -> bool:
-    """Whether there is a repository at a place."""
-    if state_url is not None:
-        return open_storage(_state_place(state_url), storage_options).exists(STATE_KEY)
+    """Whether there is a repository at a place, so that it can be opened with the same words."""
     storage = open_storage(url, storage_options)
-    return storage.exists(branch_key(MAIN, 0)) or storage.exists(STATE_KEY)
+    entry = find_first_entry(storage)
+    if state_url is None and (entry is None or entry.catalog is not None):
+        return storage.exists(STATE_KEY)
+    if state_url is None or entry is None:
+        return entry is not None
+    return open_storage(_state_place(state_url), storage_options).exists(STATE_KEY)

@@ -10,26 +10,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core import checksums
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_numpy, from_values, indices
-from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.formats.layout import chunk_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["PayloadWriter", "PlacedPayloads"]
+__all__ = ["PayloadWriter", "PlacedPayloads", "Sealed"]
 
 _MANY_BYTES = 1 << 20
 """From so many on a file is written beside the planning of its commit, wherever it lies."""
@@ -39,11 +39,19 @@ class PayloadWriter:
     """Writes chunk bytes into the repository's storage."""
 
     def __init__(
-        self, storage: Storage, config: RepositoryConfig, new_id: Callable[[], str]
+        self,
+        storage: Storage,
+        get_config: Callable[[], RepositoryConfig],
+        new_id: Callable[[], str],
     ) -> None:
         self._storage = storage
-        self._config = config
+        self._get_config = get_config
         self._new_id = new_id
+
+    @lazy
+    def _config(self) -> RepositoryConfig:
+        """The settings, which nobody asks for before something is written."""
+        return self._get_config()
 
     def waits(self, size_bytes: int) -> bool:
         """Whether a chunk of this size waits in memory for others, or for the manifest."""
@@ -76,68 +84,126 @@ class PayloadWriter:
         """About so many bytes of small chunks make a file."""
         return self._config.chunk_file_size_bytes
 
-    def write_file(self, data: bytes | memoryview) -> str:
+    def write_file(self, pieces: Sequence[bytes | memoryview]) -> str:
         """Write a file of chunks that stand one behind the other, and give its name."""
         name = self._new_id()
-        self._storage.put(chunk_key(name), data)
+        self._storage.put(chunk_key(name), pieces)
         return name
 
-    def checksums(self, data: pa.Array, chosen: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
-        """Give the checksums of some payloads, where they are stored at all, as a column."""
+    def sealed(self, payloads: Sequence[bytes | memoryview]) -> Sealed:
+        """Form the checksums of payloads, where they are stored at all, and what stands behind each."""
         if not self._config.checksum_chunks:
-            return {}
-        found = np.zeros(len(data), np.uint32)
-        for row in np.flatnonzero(chosen).tolist():
-            found[row] = google_crc32c.value(data[row].as_py())
-        return {"crc32c": from_numpy(found, pa.uint32(), chosen)}
+            return _NOT_SEALED
+        large = {
+            row: _checked(payload)
+            for row, payload in enumerate(payloads)
+            if len(payload) > checksums.WHOLE_BYTES
+        }
+        if not large:
+            return Sealed(np.fromiter(map(checksums.crc32c, payloads), np.uint32, len(payloads)))
+        found = [
+            large[row] if row in large else _checked(payload)
+            for row, payload in enumerate(payloads)
+        ]
+        crcs, _, own = zip(*found, strict=True)
+        return Sealed(
+            np.array(crcs, np.uint32),
+            {row: sums for row, (_, sums, _) in large.items()},
+            np.array(own, np.uint32),
+        )
 
     def write_one(self, data: bytes | memoryview) -> ChunkRef:
         """Write a chunk as a file of its own."""
-        name = self._new_id()
-        self._storage.put(chunk_key(name), data)
-        return ChunkRef(file=name, length=len(data), crc32c=self._crc(data))
-
-    def _crc(self, data: bytes | memoryview) -> int | None:
-        return google_crc32c.value(bytes(data)) if self._config.checksum_chunks else None
-
-    def check_crc(self, ref: ChunkRef, data: bytes) -> None:
-        """Compare a chunk's bytes with the checksum that was stored for them."""
-        if google_crc32c.value(data) != ref.crc32c:
-            raise CorruptFileError(
-                f"c/{ref.file} is damaged: the chunk of {ref.length} bytes at {ref.offset} does not "
-                f"match its checksum. Restore the file from a copy, or open an earlier snapshot.",
-                key=f"c/{ref.file}",
-            )
+        if not self._config.checksum_chunks:
+            return ChunkRef(file=self.write_file([data]), length=len(data))
+        crc, sums, own = _checked(data)
+        file = self.write_file([data, sums] if sums else [data])
+        return ChunkRef(file=file, length=len(data), crc32c=crc, sums_crc32c=own if sums else None)
 
     def start(self, payloads: Sequence[bytes], *, aside: bool) -> PlacedPayloads:
         """Place payloads in chunk files, in order, and write these: now, or on a thread where that pays."""
+        sealed = self.sealed(payloads)
         lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        ends = np.cumsum(lengths)
+        stored = sealed.stored(lengths)
+        ends = np.cumsum(stored)
         stops = _file_stops(ends, self._config.chunk_file_size_bytes)
         starts = [0, *stops[:-1]]
         counts = np.subtract(stops, starts)
         names = [self._new_id() for _ in stops]
-        files = [(name, payloads[a:b]) for name, a, b in zip(names, starts, stops, strict=True)]
+        files = [
+            (name, sealed.pieces(payloads, a, b))
+            for name, a, b in zip(names, starts, stops, strict=True)
+        ]
         aside &= not self._storage.capabilities.fast or int(ends[-1]) >= _MANY_BYTES
         written = _begin(partial(self._write_files, files, sync=aside), aside=aside)
-        checks = None
-        if self._config.checksum_chunks:
-            checks = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
-        begins = ends - lengths
+        begins = ends - stored
         return PlacedPayloads(
             names=names,
             numbers=np.repeat(np.arange(len(names)), counts),
             offsets=begins - np.repeat(begins[starts], counts),
             lengths=lengths,
-            checks=checks,
+            sealed=sealed,
             written=written,
         )
 
-    def _write_files(self, files: Iterable[tuple[str, Sequence[bytes]]], *, sync: bool) -> None:
+    def _write_files(
+        self, files: Iterable[tuple[str, Sequence[bytes | memoryview]]], *, sync: bool
+    ) -> None:
         for name, payloads in files:
             self._storage.put(chunk_key(name), payloads)
         if sync:  # on a thread of its own this costs the commit nothing
             self._storage.sync()
+
+
+def _checked(data: bytes | memoryview) -> tuple[int, bytes, int]:
+    """Give a chunk's checksum, the sums of its blocks where it is large, and the checksum of these."""
+    if len(data) <= checksums.WHOLE_BYTES:
+        return checksums.crc32c(data), b"", 0
+    sums = checksums.block_sums(data)
+    stored = sums.tobytes()
+    return checksums.of_whole(sums, len(data)), stored, checksums.crc32c(stored)
+
+
+class Sealed(NamedTuple):
+    """The checksums of payloads."""
+
+    crcs: npt.NDArray[np.uint32] | None
+    """Of each; None where they are not stored."""
+    sums: Mapping[int, bytes] = {}
+    """What stands behind the large ones, by their places."""
+    sums_crcs: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    """The checksum of that for each payload, where there are large ones."""
+
+    def stored(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many bytes the payloads take in files, with what stands behind them."""
+        if not self.sums:
+            return lengths
+        stored = lengths.copy()
+        stored[list(self.sums)] += [len(sums) for sums in self.sums.values()]
+        return stored
+
+    def pieces(
+        self, payloads: Sequence[bytes | memoryview], start: int, stop: int
+    ) -> Sequence[bytes | memoryview]:
+        """Give some payloads, each with what stands behind it."""
+        if not self.sums:
+            return payloads[start:stop]
+        both = ((payloads[row], self.sums.get(row, b"")) for row in range(start, stop))
+        return [piece for pair in both for piece in pair if piece]
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Give the checksums as columns of references."""
+        if self.crcs is None:
+            return {}
+        found = {"crc32c": from_numpy(self.crcs, pa.uint32())}
+        if self.sums:
+            valid = np.zeros(len(self.crcs), np.bool_)
+            valid[list(self.sums)] = True
+            found["sums_crc32c"] = from_numpy(self.sums_crcs, pa.uint32(), valid)
+        return found
+
+
+_NOT_SEALED = Sealed(None)
 
 
 def _file_stops(ends: npt.NDArray[np.int64], file_size: int) -> list[int]:
@@ -175,25 +241,29 @@ class PlacedPayloads:
     """Which of the files each payload is in."""
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    checks: npt.NDArray[np.uint32] | None
+    sealed: Sealed
     written: Future[None]
     """Done when all files are written; says what went wrong."""
 
     def columns(self) -> dict[str, pa.Array]:
         """Give the references as columns."""
-        found = {
+        return {
             "chunk_file": from_values(self.names, pa.string()).take(indices(self.numbers)),
             "offset": from_numpy(self.offsets.astype(np.uint64), pa.uint64()),
             "length": from_numpy(self.lengths.astype(np.uint64), pa.uint64()),
+            **self.sealed.columns(),
         }
-        if self.checks is not None:
-            found["crc32c"] = from_numpy(self.checks, pa.uint32())
-        return found
 
     def refs(self) -> Iterator[ChunkRef]:
         """Give the reference of each payload."""
         files = map(self.names.__getitem__, self.numbers.tolist())
-        checks = repeat(None) if self.checks is None else self.checks.tolist()
+        crcs, sums, own = self.sealed
         none = repeat(None)
+        checks = none if crcs is None else crcs.tolist()
+        of_sums = (
+            [sum_ if row in sums else None for row, sum_ in enumerate(own.tolist())]
+            if sums
+            else none
+        )
         offsets, lengths = self.offsets.tolist(), self.lengths.tolist()
-        return map(ChunkRef, none, files, offsets, lengths, none, none, checks)
+        return map(ChunkRef, none, files, offsets, lengths, none, none, checks, of_sums)

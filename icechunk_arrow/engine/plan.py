@@ -6,7 +6,7 @@ whoever drives executors use the same plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,9 +14,27 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, extent_of, extent_of_grid, keep_rows, rows_of_arrays
+from icechunk_arrow.core.chunks import (
+    DENSE,
+    extent_of,
+    extent_of_grid,
+    keep_rows,
+    rows_of_arrays,
+    volume,
+)
 from icechunk_arrow.core.columns import bytes_at, to_numpy
-from icechunk_arrow.core.log import BulkWrite, ChunkLog, NodeName, TransactionLog
+from icechunk_arrow.core.json_values import changed_members, decode_json
+from icechunk_arrow.core.log import (
+    NO_SINGLES,
+    BulkWrite,
+    ChunkLog,
+    Cleared,
+    NodeName,
+    NodeUpdate,
+    Resize,
+    Singles,
+    TransactionLog,
+)
 from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import (
     Live,
@@ -72,6 +90,10 @@ class Changes:
     overlay: Mapping[str, Node | None]
     chunks: Settled
     next_node_id: int
+    attributes_before: Mapping[int, bytes | None] = field(default_factory=dict)
+    """By node, of those whose attributes changed and stood in an attributes file: what stood there."""
+    is_placement: bool = False
+    """Whether every reference that is staged names the bytes that the chunk has already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +115,8 @@ class CommitPlan:
     files: tuple[PlannedFile, ...]
     snapshot: Snapshot
     log: TransactionLog
+    base_synced: bool
+    """Whether what it stands on survives a power cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,6 +293,7 @@ def plan_commit(
     branch: str,
     sequence: int | None,
     inline_attributes_bytes: int,
+    synced: bool,
 ) -> CommitPlan:
     """Plan a commit of what the session wrote (``delta``) on a base.
 
@@ -287,6 +312,7 @@ def plan_commit(
     _plan_attributes(changed, inline_attributes_bytes, new_ids, add)
     facts = SnapshotFacts(
         id=identifier,
+        repository=base.facts.repository,
         message=message,
         written_at=written_at,
         started_at=started_at,
@@ -296,8 +322,9 @@ def plan_commit(
         next_node_id=max(changes.next_node_id, base.facts.next_node_id),
         branch=branch,
         sequence=sequence,
+        synced=synced,
     )
-    log = log_of(base, changes, facts=facts, delta_entries=_logged(changes.chunks, added))
+    log = log_of(base, changes, facts=facts, delta_entries=_logged(changes, added))
     own = changes.chunks.run_sizes
     sizes = {**base.manifest_sizes, **delta.sizes, **rewritten.sizes, **own}
     snapshot = structure.with_changes(
@@ -311,11 +338,14 @@ def plan_commit(
     )
     add(FileKind.TRANSACTION, identifier, transaction.encode(log))
     add(FileKind.STRUCTURE, identifier, structure.encode(snapshot))
-    return CommitPlan(files=tuple(files), snapshot=snapshot, log=log)
+    return CommitPlan(files=tuple(files), snapshot=snapshot, log=log, base_synced=base.facts.synced)
 
 
-def _logged(chunks: Settled, added: pa.Table) -> dict[int, Inventories]:
+def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
     """Give the entries of arrays whose writes are logged by manifest and extent."""
+    chunks = changes.chunks
+    if changes.is_placement:
+        return inventories_by_array(added)
     ids = to_numpy(added["array_id"])
     dense = to_numpy(added["flags"]) & DENSE != 0
     boxes = dict(
@@ -364,7 +394,10 @@ def log_of(
 ) -> TransactionLog:
     """Tell what changes do to a base; without ``delta_entries`` every written chunk is named."""
     changed, removed = _touched(base, changes)
-    created, moved, metadata, attrs = [], [], [], []
+    created, moved = [], []
+    metadata: list[NodeUpdate] = []
+    attrs: list[NodeUpdate] = []
+    resized: list[Resize] = []
     names = {}
     for node in sorted(changed.values(), key=lambda n: n.path):
         name = NodeName(id=node.id, path=node.path, type=node.type)
@@ -376,16 +409,25 @@ def log_of(
         if old.path != node.path:
             moved.append((name, old.path))
         if (old.columns, old.extension) != (node.columns, node.extension):
-            metadata.append(name)
+            keys = changed_members(old.document(None), node.document(None))
+            if keys == ("shape",):
+                resized.append(Resize(name, _shape(old), _shape(node)))
+            else:
+                metadata.append(NodeUpdate(name, keys))
         if (old.attributes, old.attributes_ref) != (node.attributes, node.attributes_ref):
-            attrs.append(name)
+            before = changes.attributes_before.get(node.id, old.attributes)
+            attrs.append(NodeUpdate(name, _changed_attributes(before, node.attributes)))
     deleted = [n for n in map(base.find_node_by_id, removed) if n is not None]
-    chunks = _chunk_log(changes.chunks, delta_entries)
-    for node_id in chunks:
-        if node_id not in names:
-            node_ = base.find_node_by_id(node_id)
-            assert node_ is not None
-            names[node_id] = NodeName(id=node_id, path=node_.path, type="array")
+    chunks = _chunk_log(changes, delta_entries, {node.id for node in created})
+    relocated: Mapping[int, tuple[BulkWrite, ...]] = {}
+    if changes.is_placement:
+        relocated = chunks.bulk
+        chunks = replace(chunks, written=NO_SINGLES, bulk={})
+    spoken_of = {*chunks, *relocated}
+    for node_id in spoken_of - names.keys():
+        known = base.find_node_by_id(node_id)
+        assert known is not None
+        names[node_id] = NodeName(id=node_id, path=known.path, type="array")
     return TransactionLog(
         facts=facts,
         created=tuple(created),
@@ -396,18 +438,33 @@ def log_of(
         moved=tuple(moved),
         updated_metadata=tuple(metadata),
         updated_attributes=tuple(attrs),
+        resized=tuple(resized),
         chunks=chunks,
-        names={node_id: names[node_id] for node_id in chunks},
+        relocated=relocated,
+        names={node_id: names[node_id] for node_id in spoken_of},
     )
 
 
-def _chunk_log(chunks: Settled, delta_entries: Mapping[int, Inventories] | None) -> ChunkLog:
-    """Name chunks one by one where they are few, else by manifest and extent."""
+def _shape(node: Node) -> tuple[int, ...]:
+    assert node.columns is not None, "an array's shape changed"
+    return node.columns.shape
+
+
+def _changed_attributes(before: bytes | None, after: bytes | None) -> tuple[str, ...]:
+    one, other = ({} if data is None else decode_json(data) for data in (before, after))
+    return changed_members(one, other)
+
+
+def _chunk_log(
+    changes: Changes, delta_entries: Mapping[int, Inventories] | None, created: set[int]
+) -> ChunkLog:
+    """Name chunks one by one where they are few, else by manifest and extent; of new arrays only what is there."""
+    chunks = changes.chunks
     bulk = {i: [_bulk_write(e) for e in runs.inventories] for i, runs in chunks.runs.items()}
     at_once = set()
     if delta_entries is None:
         for node_id, count in chunks.written.counts.items():
-            if count > LOGGED_COORDS:
+            if count > LOGGED_COORDS or changes.is_placement:
                 at_once.add(node_id)
                 bulk.setdefault(node_id, []).append(_uncommitted(chunks.written.of_node(node_id)))
     else:
@@ -417,12 +474,29 @@ def _chunk_log(chunks: Settled, delta_entries: Mapping[int, Inventories] | None)
             if own:
                 at_once.add(node_id)
                 bulk.setdefault(node_id, []).extend(own)
+    deleted = chunks.deleted.without(created & chunks.deleted.spans.keys())
+    cleared = _cleared(deleted, chunks.gone)
     return ChunkLog(
         written=chunks.written.without(at_once),
-        deleted=chunks.deleted,
+        deleted=deleted.without(cleared),
+        cleared=cleared,
         bulk={node_id: tuple(writes) for node_id, writes in bulk.items()},
-        kept=chunks.kept,
+        kept={node_id: kept for node_id, kept in chunks.kept.items() if node_id not in created},
     )
+
+
+def _cleared(deleted: Singles, gone: Singles) -> dict[int, tuple[Cleared, ...]]:
+    """Give the boxes that deleted chunks fill, there or not: of each array one, where there are many."""
+    found: dict[int, tuple[Cleared, ...]] = {}
+    for node_id, count in deleted.counts.items():
+        if count < MANY_COORDS:
+            continue
+        column = deleted.of_node(node_id)
+        extent = extent_of(column, len(coords.decode_one(bytes_at(column, 0))))
+        if volume(extent) == count:
+            there = gone.counts.get(node_id, 0)
+            found[node_id] = (Cleared(extent=extent, chunk_count=there),)
+    return found
 
 
 def _uncommitted(column: pa.Array) -> BulkWrite:

@@ -14,6 +14,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.formats.live_manifests import manifest_row_counts
+from icechunk_arrow.storage.forks import run_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.files import Files
+    from icechunk_arrow.engine.saved_config import SavedConfig
 
 __all__ = ["choose", "start_preload"]
 
@@ -33,6 +35,7 @@ _LAST_WAIT_SECONDS = 0.5
 
 _is_over = threading.Event()
 _running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+run_in_forks(_running.clear)  # a child waits for no thread that it does not have
 
 
 def choose(snapshot: Snapshot, preload: ManifestPreload) -> list[str]:
@@ -58,16 +61,18 @@ def choose(snapshot: Snapshot, preload: ManifestPreload) -> list[str]:
 def start_preload(context: Context, snapshot: Snapshot) -> threading.Thread | None:
     """Begin to load what the settings choose of a snapshot; None where there is nothing to do.
 
-    The thread keeps neither the process nor the repository alive.
+    The thread keeps neither the process nor the repository alive. Where the settings are not known yet, it fetches
+    them: no reader waits for them, and none fails with them.
     """
-    preload = context.config.chunk_manifests.preload
-    if not preload.max_manifests or not preload.max_manifest_size or _is_over.is_set():
+    if _is_over.is_set():
         return None
-    if not _may_choose(snapshot.paths, preload) or _is_held(context.files, snapshot.id):
+    saved = context.saved_config
+    known = saved.preload_if_known
+    if known is not None and not _has_to_load(context.files, snapshot, known):
         return None
     thread = threading.Thread(
         target=_load,
-        args=(weakref.ref(context.files), snapshot, preload),
+        args=(weakref.ref(context.files), snapshot, saved),
         name="icechunk_arrow preload",
         daemon=True,
     )
@@ -78,6 +83,12 @@ def start_preload(context: Context, snapshot: Snapshot) -> threading.Thread | No
         _log.debug("nothing is loaded ahead: %s", error)
         return None
     return thread
+
+
+def _has_to_load(files: Files, snapshot: Snapshot, preload: ManifestPreload) -> bool:
+    if not preload.max_manifests or not preload.max_manifest_size:
+        return False
+    return _may_choose(snapshot.paths, preload) and not _is_held(files, snapshot.id)
 
 
 def _may_choose(paths: Sequence[str], preload: ManifestPreload) -> bool:
@@ -93,9 +104,14 @@ def _is_held(files: Files, snapshot_id: str) -> bool:
     return chosen is not None and all(map(files.holds_manifest, chosen))
 
 
-def _load(reference: weakref.ref[Files], snapshot: Snapshot, preload: ManifestPreload) -> None:
+def _load(reference: weakref.ref[Files], snapshot: Snapshot, saved: SavedConfig) -> None:
     """Load manifests one after the other, as long as anybody has the repository open."""
     try:
+        preload = saved.preload_if_known or saved.to_read().chunk_manifests.preload
+        files = reference()
+        if files is None or not _has_to_load(files, snapshot, preload):
+            return
+        files = None
         chosen = choose(snapshot, preload)
         files = reference()
         if files is not None:

@@ -31,11 +31,7 @@ __all__ = ["config_json_schema", "published"]
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 _LIMITS: dict[str, dict[str, float]] = {
     "inline_chunk_threshold_bytes": {"minimum": 0, "maximum": 1 << 20},
-    "retry_tries": {"minimum": 1},
-    "retry_backoff_seconds": {"minimum": 0},
-    "retry_backoff_max_seconds": {"minimum": 0},
-    "timeout_seconds": {"exclusiveMinimum": 0},
-    "max_concurrency": {"minimum": 1},
+    "chunk_file_size_bytes": {"minimum": 0, "maximum": 1 << 30},
 }
 """What the settings check of themselves; sizes in bytes begin at 0."""
 
@@ -46,7 +42,7 @@ def published() -> dict[str, str]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **config_json_schema(RepositoryConfig),
         "title": "Configuration",
-        "description": "config.yaml: settings that travel with a repository, as YAML or JSON.",
+        "description": "config.yaml: how a repository is written, as plain YAML or JSON.",
     }
     return {
         **published_formats.published(),
@@ -64,8 +60,6 @@ def config_json_schema(settings: type[Any]) -> dict[str, Any]:
         wanted = hints[each.name]
         if wanted is ManifestSettings:
             schema = {**_manifests_schema(), **meaning}
-        elif dataclasses.is_dataclass(wanted):
-            schema = {**config_json_schema(typing.cast("type[Any]", wanted)), **meaning}
         else:
             sizes = {"minimum": 0} if each.name.endswith("_bytes") else {}
             limits = _LIMITS.get(each.name, sizes)

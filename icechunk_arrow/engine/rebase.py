@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
-from icechunk_arrow.core.conflict import chunks_of, conflicts
+from icechunk_arrow.core.conflict import chunks_of, conflicts, cuts_off, given_way
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.plan import UNCOMMITTED
 from icechunk_arrow.engine.runs import take_out
 from icechunk_arrow.engine.settling import settle
+from icechunk_arrow.engine.timetravel import own_tip
 from icechunk_arrow.errors import ConflictError, RebaseFailedError
 
 if TYPE_CHECKING:
@@ -30,26 +31,45 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.staging import Staging
 
-__all__ = ["rebase_onto"]
+__all__ = ["Rebase"]
 
 
-def rebase_onto(
-    context: Context,
-    staging: Staging,
-    tip: Tip,
-    solver: ConflictSolver,
-    log: Callable[[], TransactionLog],
-) -> Tip:
-    """Move staged changes from where the session began to where its branch is now."""
-    new_tip = context.catalog.get_tip(tip.branch)
-    new_tip.check(context.files.read_facts(new_tip.snapshot_id))
-    if new_tip.snapshot_id == staging.base.id:
+class Rebase:
+    """Staged changes on their way from where a session began to where its branch is now.
+
+    What is given is not touched: an interrupt leaves it as it was.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        staging: Staging,
+        log_of: Callable[[Staging], TransactionLog],
+    ) -> None:
+        self._context = context
+        self._log_of = log_of
+        self.staging = staging
+        """The changes as far as they were moved: on the last commit with which they do not conflict."""
+
+    def run(self, tip: Tip, solver: ConflictSolver | None) -> Tip:
+        """Move them as far as possible from where their branch stood; give where it is.
+
+        Without a solver they only place chunks elsewhere, and give way to whatever was done.
+        """
+        context, base_id = self._context, self.staging.base.id
+        new_tip = own_tip(context, context.catalog.get_tip(tip.branch))
+        if new_tip.snapshot_id == base_id:
+            return new_tip
+        passed = _commits_between(context, base_id, new_tip)
+        staging = self.staging = self.staging.copy()
+        for snapshot_id in passed:
+            theirs = context.files.read_log(snapshot_id)
+            if solver is None:
+                _give_way(context, staging, theirs)
+            else:
+                _settle(context, staging, solver, self._log_of(staging), theirs, snapshot_id)
+            _move_over(staging, context.files.read_snapshot(snapshot_id))
         return new_tip
-    for snapshot_id in _commits_between(context, staging.base.id, new_tip):
-        theirs = context.files.read_log(snapshot_id)
-        _settle(context, staging, solver, log(), theirs, snapshot_id)
-        _move_over(staging, context.files.read_snapshot(snapshot_id))
-    return new_tip
 
 
 def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
@@ -67,6 +87,23 @@ def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
     )
 
 
+def _coords_of(context: Context, node_id: int, bulk: BulkWrite) -> pa.Array:
+    """Read which chunks of an array a manifest has."""
+    table = context.files.read_manifest(bulk.manifest)
+    mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
+    return one_array(table["coord"]).filter(mine)
+
+
+def _give_way(context: Context, staging: Staging, theirs: TransactionLog) -> None:
+    """Take back what was placed elsewhere of all that a commit touched."""
+    for node_id, delta in list(staging.deltas.items()):
+        chunks = given_way(node_id, theirs, partial(_coords_of, context, node_id))
+        if chunks is not None:
+            take_out(context, delta, chunks, node_id)
+        if chunks is None or delta.is_empty:
+            del staging.deltas[node_id]
+
+
 def _settle(
     context: Context,
     staging: Staging,
@@ -78,20 +115,21 @@ def _settle(
     def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         if bulk.manifest == UNCOMMITTED:
             return settle({node_id: staging.deltas[node_id]}).written.coords
-        table = context.files.read_manifest(bulk.manifest)
-        mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
-        return one_array(table["coord"]).filter(mine)
+        return _coords_of(context, node_id, bulk)
 
     found = conflicts(ours, theirs, coords_of)
     resolution = solver.solve(found)
-    if resolution.unsolved:
+    # what was cut off as a whole cannot be given back in parts
+    lost = {i for i in resolution.drop_chunks_of if cuts_off(ours.chunks[i], theirs.chunks[i])}
+    unsolved = (*resolution.unsolved, *(each for each in found if each.node_id in lost))
+    if unsolved:
         raise RebaseFailedError(
             f"the changes cannot follow commit {snapshot_id}: "
-            + "; ".join(map(_in_words, resolution.unsolved[:5]))
-            + (f"; and {len(resolution.unsolved) - 5} more" if len(resolution.unsolved) > 5 else "")
+            + "; ".join(map(_in_words, unsolved[:5]))
+            + (f"; and {len(unsolved) - 5} more" if len(unsolved) > 5 else "")
             + ". See .conflicts; BasicConflictSolver settles some kinds.",
             snapshot=snapshot_id,
-            conflicts=resolution.unsolved,
+            conflicts=unsolved,
         )
     for node_id in resolution.drop_chunks_of:
         delta = staging.deltas[node_id]
@@ -129,4 +167,5 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
         renumbered.get(node_id, node_id): delta for node_id, delta in staging.deltas.items()
     }
     staging.next_node_id = next_id
+    staging.views.clear()
     staging.base = base

@@ -18,9 +18,9 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_numpy, indices, run_edges, to_numpy, validity
+from icechunk_arrow.core.locations import fault_of_location, suspects
 from icechunk_arrow.engine.arrow_sources import read_batches, slices
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, by_number
-from icechunk_arrow.engine.virtual import fault_of_location
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ _LISTS = (
     pa.types.is_list_view,
     pa.types.is_large_list_view,
 )
-_PLAIN = r"^((file|local):///|[a-zA-Z][a-zA-Z0-9+.-]*://)[^/]"
-_SUSPECT = r"/\.\.?(/|$)|::|[\x00-\x1f\x7f\\]|%2[eE]%2[eE]|%2[fF]\.\."
-"""A location that is plain and not suspect has no fault; the others are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,12 +469,12 @@ def _locations(column: pa.Array, faults: Faults) -> pa.Array:
     distinct = column.take(indices(firsts)) if len(firsts) < len(column) else column
     if len(distinct) > _FEW:
         distinct = distinct.unique()
-    if not _suspects(distinct).any():
+    if not suspects(distinct).any():
         return column
     coded = column.dictionary_encode()
     found = {
         int(code): fault
-        for code in np.flatnonzero(_suspects(coded.dictionary))
+        for code in np.flatnonzero(suspects(coded.dictionary))
         if (fault := fault_of_location(coded.dictionary[int(code)].as_py())) is not None
     }
     if found:
@@ -489,13 +486,6 @@ def _locations(column: pa.Array, faults: Faults) -> pa.Array:
             ),
         )
     return column
-
-
-def _suspects(locations: pa.Array) -> Mask:
-    """Tell which locations may have a fault, quickly."""
-    plain: Mask = to_numpy(pc.match_substring_regex(locations, _PLAIN))
-    suspect: Mask = to_numpy(pc.match_substring_regex(locations, _SUSPECT))
-    return np.logical_or(suspect, ~plain)
 
 
 def _times(column: pa.Array, faults: Faults) -> pa.Array:

@@ -13,13 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, concat_sorted, keep_rows
-from icechunk_arrow.core.columns import one_array, to_numpy
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    HAS_STATISTICS,
+    STATISTICS,
+    columns_of,
+    concat_sorted,
+    keep_rows,
+)
+from icechunk_arrow.core.columns import to_numpy
 from icechunk_arrow.core.placement import limit_of
 from icechunk_arrow.core.repacking import plan_repacking
 from icechunk_arrow.core.splits import axis_of
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, Layout
-from icechunk_arrow.engine.commit import commit_once, plan_written
+from icechunk_arrow.engine.commit import plan_written, publish, write
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.manifest_writer import (
     NOTHING_WRITTEN,
@@ -80,7 +87,7 @@ def rewrite_manifests(
         unchanged = Changes(overlay={}, chunks=Settled(), next_node_id=base.facts.next_node_id)
         nodes = {node.id: node for node in base.nodes() if node.is_array}
         shapes = ArrayShapes(base, unchanged)
-        settings = context.config.chunk_manifests
+        settings = context.saved_config.to_write().chunk_manifests
         plan = plan_repacking({i: n.inventories for i, n in nodes.items()}, settings, shapes)
         if dry_run or not plan.replaced:
             return _report(plan, None, _estimate(plan, nodes))
@@ -98,8 +105,9 @@ def rewrite_manifests(
             properties=properties,
             started_at=started_at,
         )
+        write(context, tip, planned)
         try:
-            commit_once(context, tip, planned)
+            publish(context, tip, planned)
         except ConflictError:
             continue  # somebody was faster; what is written still counts if its manifests are live
         return _report(plan, planned.snapshot.id, len(done[1].sizes))
@@ -168,13 +176,16 @@ def _cut(
     axis = axis_of(home.split_along, node.columns.dimension_names, ndim)
     layout = Layout(limit=limit_of(home), axis=axis)
     names = set(part)
+    columns = list(_COLUMNS)
+    if (node.inventories.flags & np.uint16(HAS_STATISTICS)).any():
+        columns.append(STATISTICS.name)
     with BulkReferences(writer, lambda _: layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
         for entry in node.inventories:
             if entry.manifest not in names:
                 continue
             table = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
-            columns = [one_array(table[name]) for name in _COLUMNS]
-            batch = pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
+            found = columns_of(table, columns)
+            batch = pa.RecordBatch.from_arrays(list(found.values()), names=columns)
             index = coords.decode(batch.column("coord"), ndim)
             bulk.add(node.path, view, batch, index, np.arange(len(index)))
             bulk.end_slice(len(index), batch.nbytes)

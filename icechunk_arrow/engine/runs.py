@@ -118,7 +118,7 @@ def add_runs(
     sizes: Mapping[str, int],
 ) -> None:
     """Lay manifests that were just written over everything that the session has of an array."""
-    covered = list(_covered_by(context, array_id, new)) if _is_any(delta) else []
+    covered = [] if delta.is_empty else list(_covered_by(context, array_id, new))
     runs = _settled(context, delta, array_id)
     for chunks in covered:
         runs = _without(context, runs, chunks, array_id)
@@ -130,10 +130,6 @@ def add_runs(
     )
     for chunks in covered:
         delta.forget(chunks)
-
-
-def _is_any(delta: ArrayDelta) -> bool:
-    return bool(delta.entries or delta.tables or len(delta.runs))
 
 
 def _covered_by(context: Context, array_id: int, new: Inventories) -> Iterator[ChunkSet]:

@@ -5,7 +5,6 @@ Owns the state and its lock. Keys and Zarr's ways are the store's business, what
 
 from __future__ import annotations
 
-import threading
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,10 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.documents import encode_document, parse_document
 from icechunk_arrow.engine import commit as committing
 from icechunk_arrow.engine.bulk import by_number
+from icechunk_arrow.engine.chunk_bytes import ChunkBytes
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.context import new_id, now
+from icechunk_arrow.engine.copies import OfOneProcess
 from icechunk_arrow.engine.diff import Diff, diff_of
 from icechunk_arrow.engine.listing import BATCH_ROWS, chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
@@ -22,20 +23,23 @@ from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.payloads import PayloadWriter
 from icechunk_arrow.engine.plan import Changes, log_of
 from icechunk_arrow.engine.preload import start_preload
-from icechunk_arrow.engine.rebase import rebase_onto
+from icechunk_arrow.engine.rebase import Rebase
 from icechunk_arrow.engine.references import REFERENCES, stage_rows
 from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, unshare, write_entries
 from icechunk_arrow.engine.settling import settle
 from icechunk_arrow.engine.staging import Staging
 from icechunk_arrow.engine.view import ArrayView
+from icechunk_arrow.engine.virtual import check_reference
 from icechunk_arrow.errors import (
     ConflictError,
     CorruptFileError,
     InvalidInputError,
     NodeNotFoundError,
     ReadOnlyError,
+    RebaseFailedError,
+    StorageError,
 )
-from icechunk_arrow.formats.layout import chunk_key
+from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.live_manifests import manifest_table
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.bulk import Layout, StagedReferences
     from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.chunk_bytes import Part
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.references import Values
@@ -65,28 +70,33 @@ _ENTRIES_CHECKED = 1 << 16
 """After so many writes it is looked at."""
 
 
-class BaseSession:
+class BaseSession(OfOneProcess):
     """Reads one snapshot; on a branch, also gathers changes and commits them.
 
     Safe to use from many threads. A read-only session pickles.
     """
 
     def __init__(self, context: Context, snapshot_id: str, tip: Tip | None = None) -> None:
+        super().__init__()
         self._context = context
-        self._snapshot_id = snapshot_id
         self._tip = tip
-        self._lock = threading.RLock()
         self._started_at = now()
+        self._writer = PayloadWriter(context.storage, context.saved_config.to_write, new_id)
+        self._chunk_bytes = ChunkBytes(context.files)
+        self._attempts: tuple[str, ...] = ()
+        """Snapshots that were to be the next on the tip, and of which it is not known whether they are."""
+        self._unacknowledged: str | None = None
+        """The commit that was made, until :meth:`commit` has given its id."""
         self._begin(context.files.read_snapshot(snapshot_id))
         self._preload = start_preload(context, self._staging.base)
 
     def _begin(self, base: Snapshot) -> None:
+        # whole before anything else changes: an interrupt may end this method at any line
         self._staging = Staging(base)
-        self._views: dict[str, ArrayView | None] = {}
-        self._writer = PayloadWriter(self._context.storage, self._context.config, new_id)
         self._waiting_bytes = 0
         """What was staged as bytes and not written since it was looked at, or more: some may be overwritten."""
         self._unchecked = 0
+        self._is_placement = False
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.read_only:
@@ -94,17 +104,22 @@ class BaseSession:
                 "a writable session cannot be pickled: its changes would be lost in the copy. Commit "
                 "first, pickle a read-only session, or write from threads of this process."
             )
-        return {"context": self._context, "snapshot_id": self._snapshot_id}
+        return {"context": self._context, "snapshot_id": self.snapshot_id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["context"], state["snapshot_id"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        where = f"snapshot {self._snapshot_id!r}"
-        if self._tip is not None:
-            where = f"branch {self._tip.branch!r} at {where}"
-        state = "read-only" if self.read_only else "writable"
-        changed = ", uncommitted changes" if self.has_uncommitted_changes else ""
+        if self._is_copy:
+            return f"<Session copied by a fork {self._context.storage.url}>"
+        tip, staging = self._tip, self._staging  # asked nobody: showing a session sends no request
+        where = f"snapshot {staging.base.id!r}"
+        if tip is not None:
+            where = f"branch {tip.branch!r} at {where}"
+        state = "read-only" if tip is None else "writable"
+        changed = "" if staging.is_empty else ", uncommitted changes"
+        if self._attempts:
+            changed = ", a commit that was cut short"
         return f"<Session {state} {self._context.storage.url} {where}{changed}>"
 
     # -- what it is
@@ -112,17 +127,24 @@ class BaseSession:
     @property
     def branch(self) -> str | None:
         """The branch that a commit goes to; None when read-only."""
+        self._find_out()
         return None if self._tip is None else self._tip.branch
 
     @property
     def snapshot_id(self) -> str:
         """The snapshot that is read."""
-        return self._snapshot_id
+        self._find_out()
+        return self._staging.base.id
 
     @property
     def read_only(self) -> bool:
         """Whether this session can only read."""
+        self._find_out()
         return self._tip is None
+
+    @property
+    def _is_writer(self) -> bool:
+        return self._tip is not None
 
     @property
     def config(self) -> RepositoryConfig:
@@ -141,12 +163,14 @@ class BaseSession:
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether there is anything to commit."""
+        self._find_out()
         return not self._staging.is_empty
 
     def status(self) -> Diff:
         """Tell what is changed and not committed."""
         with self._lock:
-            return diff_of(self._log(), self._staging.find_node)
+            self._find_out()
+            return diff_of(self._log_of(self._staging), self._staging.find_node)
 
     def discard_changes(self) -> None:
         """Forget everything that is not committed."""
@@ -155,16 +179,43 @@ class BaseSession:
             self._begin(self._staging.base)
 
     def _check_writable(self) -> None:
-        if self.read_only:
+        if self._find_out():
+            raise StorageError(
+                "a commit of this session was cut short, and what it sent may still arrive, so that nothing "
+                "can be added to it: call commit() again, which makes it or finds it made, or open a new session"
+            )
+        self._get_tip()
+
+    def _get_tip(self) -> Tip:
+        self._refuse_copy()
+        if self._tip is None:
             raise ReadOnlyError(
                 "this session is read-only; repo.writable_session(branch) gives one that writes "
                 "(after a commit, too: a session commits once)"
             )
-
-    def _get_tip(self) -> Tip:
-        self._check_writable()
-        assert self._tip is not None, "a session without a branch commits"
         return self._tip
+
+    def _find_out(self) -> bool:
+        """Learn what became of commits that were cut short; whether one of them may still arrive."""
+        if not self._attempts or self._is_copy:
+            return False
+        with self._lock:
+            if self._tip is None:  # one was made, and learning that was cut short
+                self._attempts = ()
+            elif self._attempts:
+                fate = self._context.catalog.fate_of(self._attempts, self._tip)
+                if fate.made is not None:
+                    self._become(self._context.files.read_snapshot(fate.made))
+                elif not (fate.is_open and self._context.storage.capabilities.lingering):
+                    self._attempts = ()
+            return bool(self._attempts)
+
+    def _become(self, snapshot: Snapshot) -> None:
+        """Stand on the commit that was made. Done again from the start where an interrupt comes between."""
+        self._unacknowledged = snapshot.id
+        self._begin(snapshot)
+        self._tip = None
+        self._attempts = ()
 
     # -- nodes
 
@@ -185,7 +236,16 @@ class BaseSession:
 
     def document(self, node: Node) -> bytes:
         """Give a node's Zarr document."""
-        return encode_document(node.document(self.attributes_of(node)))
+        attributes = self.attributes_of(node)
+        try:
+            return encode_document(node.document(attributes))
+        except (ValueError, KeyError, TypeError) as error:
+            key = key_of(FileKind.STRUCTURE, self._staging.base.id)
+            raise CorruptFileError(
+                f"{key} is damaged: what it holds of the node {node.path!r} makes no document: {error!r}. "
+                f"Restore the file from a copy, or open an earlier snapshot.",
+                key=key,
+            ) from error
 
     def set_document(self, path: str, data: bytes) -> None:
         """Create a node, or replace its document."""
@@ -196,7 +256,7 @@ class BaseSession:
             self._forget(path)
 
     def _forget(self, path: str) -> None:
-        self._views.pop(path, None)
+        self._staging.views.pop(path, None)
 
     def delete_nodes(self, paths: Sequence[str]) -> None:
         """Remove nodes with all their chunks."""
@@ -213,20 +273,21 @@ class BaseSession:
             if self.find_node(from_path) is None:
                 raise NodeNotFoundError(f"there is no node {from_path!r} to move", path=from_path)
             self._staging.move_node(from_path, to_path)
-            self._views.clear()
+            self._staging.views.clear()
 
     def find_array(self, path: str) -> ArrayView | None:
         """Find an array, or None."""
         try:
-            return self._views[path]
+            return self._staging.views[path]
         except KeyError:
             with self._lock:
-                node = self._staging.find_node(path)
+                staging = self._staging
+                node = staging.find_node(path)
                 view = None
                 if node is not None and node.is_array:
                     view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
-                if view is not None or len(self._views) < 100_000:
-                    self._views[path] = view
+                if view is not None or len(staging.views) < 100_000:
+                    staging.views[path] = view
                 return view
 
     def get_array(self, path: str) -> ArrayView:
@@ -296,21 +357,13 @@ class BaseSession:
             return found.inline[start:stop]
         if found.kind == "virtual":
             return self._context.access.read(found, start, stop - start)
-        return self._read_native(found, start, stop)
+        return self._chunk_bytes.read(found, start, stop)
 
-    def _read_native(self, ref: ChunkRef, start: int, stop: int) -> bytes | memoryview:
-        assert ref.file is not None
-        key = chunk_key(ref.file)
-        first, length = (0, ref.length) if ref.crc32c is not None else (start, stop - start)
-        data = self._context.files.read_range(key, ref.offset + first, length)
-        if len(data) != length:
-            raise CorruptFileError(
-                f"{key} is cut: a chunk of {ref.length} bytes should begin at {ref.offset}", key=key
-            )
-        if ref.crc32c is None:
-            return data
-        self._writer.check_crc(ref, data)
-        return data[start:stop]
+    def part_to_fetch(self, ref: ChunkRef, start: int, stop: int) -> Part | None:
+        """Say what is fetched for a part of a chunk that is in a file; None where it is not checked."""
+        if ref.kind == "virtual":
+            return None
+        return self._chunk_bytes.part(ref, start, stop)
 
     def write_chunk(self, path: str, coord: tuple[int, ...], data: bytes | memoryview) -> None:
         """Stage a chunk's bytes."""
@@ -329,10 +382,10 @@ class BaseSession:
                 if not view.grid.contains(coord):
                     raise _outside(path, coord, view)
             node_id = view.node.id
-            self._staging.delta(node_id).entries[key] = value
             if waits and not self._writer.is_inline(size_bytes):
                 self._waiting_bytes += size_bytes
             self._unchecked += 1
+            self._staging.delta(node_id).entries[key] = value
             many = self._unchecked >= _ENTRIES_CHECKED
         if self._waiting_bytes >= self._writer.file_size or many:
             self._make_room()
@@ -368,18 +421,20 @@ class BaseSession:
         self._waiting_bytes = 0
 
     def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
-        """Remove a chunk, if there is one."""
+        """Remove a chunk; where there is none, say that there shall be none."""
         with self._lock:
             self._check_writable()
             view = self.find_array(path)
             if view is None or not view.grid.contains(coord):
                 return
-            if self.find_chunk(view, coord) is not None:
+            # what others do to the chunk matters even where there is none; in a new array there are no others
+            if self._staging.is_committed(view.node.id) or self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
                 self._staging.delta(view.node.id).entries[key] = None
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
+        check_reference(ref)
         with self._lock:
             self._check_writable()
             view = self.get_array(path)
@@ -457,18 +512,27 @@ class BaseSession:
 
     # -- commit
 
-    def _log(self) -> TransactionLog:
-        return log_of(self._staging.base, self._changes())
+    def _log_of(self, staging: Staging) -> TransactionLog:
+        return log_of(staging.base, self._changes_of(staging))
 
-    def _changes(self, writer: PayloadWriter | None = None) -> Changes:
+    def _changes_of(self, staging: Staging, writer: PayloadWriter | None = None) -> Changes:
         """Put everything staged into columns; a writer begins to put what waits in memory into chunk files."""
-        settle_runs(self._context, self._staging.deltas)
-        unshare(self._context, self._staging)
+        settle_runs(self._context, staging.deltas)
+        unshare(self._context, staging)
         return Changes(
-            overlay=self._staging.overlay,
-            chunks=settle(self._staging.deltas, writer, aside=True),
-            next_node_id=self._staging.next_node_id,
+            overlay=staging.overlay,
+            chunks=settle(staging.deltas, writer, aside=True),
+            next_node_id=staging.next_node_id,
+            attributes_before=staging.attributes_before(self.attributes_of),
+            is_placement=self._is_placement,
         )
+
+    def place_only(self) -> None:
+        """Say that every reference staged here names the bytes that the chunk has already.
+
+        Such a commit changes no value, so it gives way to whatever others do.
+        """
+        self._is_placement = True
 
     def commit(
         self,
@@ -481,6 +545,9 @@ class BaseSession:
     ) -> str:
         """Make the changes the branch's next snapshot, and give its id; then the session is read-only.
 
+        After an interrupt, or an error that leaves open whether the commit was made, it can be called again: where
+        the first call made the commit, with its own message, that one's id is given.
+
         Raises
         ------
         ConflictError
@@ -491,25 +558,35 @@ class BaseSession:
             Nothing was changed, and ``allow_empty`` is False.
         """
         with self._lock:
-            self._check_writable()
-            if self._staging.is_empty and not allow_empty:
-                raise InvalidInputError(
-                    "there are no changes to commit; allow_empty=True makes a snapshot all the same"
-                )
-            check_message(message, metadata)
-            attempts = 0
-            while True:
+            self._find_out()
+            if self._unacknowledged is None:
+                self._get_tip()
+                if self._staging.is_empty and not allow_empty:
+                    raise InvalidInputError(
+                        "there are no changes to commit; allow_empty=True makes a snapshot all the same"
+                    )
+                check_message(message, metadata)
+            tries = 0
+            while self._unacknowledged is None:
                 try:
-                    return self._commit_once(message, metadata or {})
+                    self._commit_once(message, metadata or {})
+                except CorruptFileError:
+                    self._context.catalog.check_identity()  # no damage, if it is another repository's
+                    raise
                 except ConflictError:
-                    attempts += 1
-                    if rebase_with is None or attempts > rebase_tries:
+                    self._find_out()
+                    if self._unacknowledged is not None:
+                        break  # it lost to an earlier attempt of this very session
+                    tries += 1
+                    if rebase_with is None or tries > rebase_tries:
                         raise
-                self.rebase(rebase_with)
+                    self.rebase(rebase_with)
+            snapshot_id, self._unacknowledged = self._unacknowledged, None
+            return snapshot_id
 
-    def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> str:
+    def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> None:
         tip = self._get_tip()
-        changes = self._changes(self._writer)
+        changes = self._changes_of(self._staging, self._writer)
         gathered = changes.chunks.gathered
         try:
             planned = committing.plan(
@@ -521,16 +598,15 @@ class BaseSession:
                 properties=metadata,
                 started_at=self._started_at,
             )
-            committing.commit_once(self._context, tip, planned, gathered)
+            committing.write(self._context, tip, planned, gathered)
+            self._attempts = (*self._attempts, planned.snapshot.id)
+            committing.publish(self._context, tip, planned)
         except BaseException:
             if gathered is not None and gathered.is_written():  # once is enough
                 gathered.take_over(self._staging.deltas)
                 self._waiting_bytes = 0
             raise
-        self._tip = None
-        self._snapshot_id = planned.snapshot.id
-        self._begin(planned.snapshot)
-        return self._snapshot_id
+        self._become(planned.snapshot)
 
     def rebase(self, solver: ConflictSolver) -> None:
         """Put the changes on top of what the branch has become.
@@ -541,13 +617,17 @@ class BaseSession:
             A commit changed the same things, and the solver did not settle it.
         """
         with self._lock:
-            tip = self._get_tip()
+            self._check_writable()
             self._write_waiting()
+            moved = Rebase(self._context, self._staging, self._log_of)
             try:
-                self._tip = rebase_onto(self._context, self._staging, tip, solver, self._log)
-            finally:  # after a conflict the session stands on the last commit that made none
-                self._snapshot_id = self._staging.base.id
-                self._views.clear()
+                tip = moved.run(self._get_tip(), None if self._is_placement else solver)
+            except RebaseFailedError:
+                self._staging = moved.staging  # it stands on the last commit that made no conflict
+                raise
+            # in this order: changes on an old base must never meet a newer tip
+            self._staging = moved.staging
+            self._tip = tip
 
 
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:

@@ -7,7 +7,6 @@ go into chunk files on the way. What is staged, and how newer covers older, is t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from icechunk_arrow.core.columns import (
     to_numpy,
 )
 from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import NO_SINGLES, Singles
 from icechunk_arrow.core.manifests import entries_of_array
 
@@ -93,7 +93,9 @@ class Settled:
     rows: pa.Table = field(default_factory=lambda: empty_table(CHUNK_SCHEMA))
     """References of all arrays, without those in runs, sorted by (array_id, coord)."""
     deleted: Singles = NO_SINGLES
-    """Chunks that go."""
+    """Chunks that were deleted, whether the base has them or not."""
+    present: Singles | None = None
+    """Those of them that the base has; None where that was not looked at."""
     runs: Mapping[int, Runs] = field(default_factory=dict)
     """By array: manifests that the session wrote already; they hold none of the rows' chunks."""
     kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -101,10 +103,15 @@ class Settled:
     gathered: Gathered | None = None
     """Where bytes went that waited in memory; None where that was not asked for, or none did."""
 
-    @cached_property
+    @lazy
     def written(self) -> Singles:
         """The chunks of the rows."""
         return Singles(to_numpy(self.rows["array_id"]), one_array(self.rows["coord"]))
+
+    @property
+    def gone(self) -> Singles:
+        """Deleted chunks that manifests may hold."""
+        return self.deleted if self.present is None else self.present
 
     def chunk_count(self, array_id: int) -> int:
         """How many chunks of an array are written."""
@@ -119,7 +126,7 @@ class Settled:
             len(grid),
             written=self.written.of_node(array_id),
             within=grid,
-            deleted=self.deleted.of_node(array_id),
+            deleted=self.gone.of_node(array_id),
             runs=NO_INVENTORIES if runs is None else runs.inventories,
             outside=None if kept is None else extent_of_grid(kept),
         )

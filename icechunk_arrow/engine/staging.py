@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.payloads import PayloadWriter
+    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["NO_RUNS", "ArrayDelta", "Runs", "Staging"]
 
@@ -85,6 +86,11 @@ class ArrayDelta:
     runs: Runs = NO_RUNS
     """Entries and tables cover rows of these."""
     kept: tuple[int, ...] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is staged."""
+        return not (self.entries or self.tables or len(self.runs) or self.kept is not None)
 
     def find(self, coord: bytes) -> tuple[bool, Staged]:
         """Whether the session says anything of a chunk, and what."""
@@ -198,6 +204,7 @@ def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
         etag=line["etag"].as_py(),
         last_modified=modified.value if modified.is_valid else None,
         crc32c=line["crc32c"].as_py(),
+        sums_crc32c=line["sums_crc32c"].as_py(),
     )
 
 
@@ -212,6 +219,8 @@ class Staging:
         """Arrays that are alike share what is known of them."""
         self.deltas: dict[int, ArrayDelta] = {}
         self.next_node_id = base.facts.next_node_id
+        self.views: dict[str, ArrayView | None] = {}
+        """Arrays that were looked for, as they stand now; kept here, so that they never outlive what they show."""
         self.shared_runs: dict[str, frozenset[int]] = {}
         """Manifests among the runs that hold rows of several arrays, and of which."""
 
@@ -230,6 +239,10 @@ class Staging:
         }
         made.next_node_id, made.shared_runs = self.next_node_id, dict(self.shared_runs)
         return made
+
+    def is_committed(self, node_id: int) -> bool:
+        """Whether a node is in the base, so that others know it too."""
+        return node_id in self.base.rows_by_id
 
     def find_node(self, path: str) -> Node | None:
         """Find a node as it stands now."""
@@ -306,6 +319,17 @@ class Staging:
             self._resize(node, grid_of(document))
         if updated != node:
             self._put(updated)
+
+    def attributes_before(
+        self, attributes_of: Callable[[Node], bytes | None]
+    ) -> dict[int, bytes | None]:
+        """Read the attributes that were changed and stood in a file of their own."""
+        found = {}
+        for node in self.overlay.values():
+            before = None if node is None else self.base.find_node_by_id(node.id)
+            if before is not None and before.attributes_ref is not None:
+                found[before.id] = attributes_of(before)
+        return found
 
     def _check_place(self, path: str, *, is_array: bool) -> None:
         """An array has no children, and a node has no array above it."""

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 from icechunk_arrow.engine.catalog import (
     Catalog,
+    Fate,
     Tip,
     branch_not_found,
     conflict,
     refuse_main,
+    replaced,
 )
 from icechunk_arrow.errors import (
     AlreadyExistsError,
+    CorruptFileError,
     ObjectNotFoundError,
     PreconditionFailedError,
     RepositoryNotFoundError,
@@ -27,44 +30,53 @@ from icechunk_arrow.formats.layout import MAIN, STATE_KEY, check_ref_name
 from icechunk_arrow.formats.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from icechunk_arrow.core.snapshot import SnapshotInfo
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["StateCatalog", "publish_state"]
+__all__ = ["StateCatalog", "publish_state", "read_state"]
+
+
+def _read_versioned(storage: Storage) -> tuple[State, str]:
+    try:
+        data, token = storage.get_versioned(STATE_KEY)
+    except ObjectNotFoundError as error:
+        raise RepositoryNotFoundError(f"there is no {STATE_KEY} at {storage.url}") from error
+    return state_format.decode(data, STATE_KEY), token
+
+
+def read_state(storage: Storage) -> State:
+    """Read the state file at a place, whosever it is."""
+    return _read_versioned(storage)[0]
 
 
 class StateCatalog(Catalog):
     """All branches and tags in ``state.json``, beside the data or apart from it."""
 
-    def __init__(
-        self, storage: Storage, new_id: Callable[[], str], store_root: str | None = None
-    ) -> None:
+    def __init__(self, storage: Storage, repository: str, new_id: Callable[[], str]) -> None:
         self._storage = storage
+        self._repository = repository
         self._new_id = new_id
-        self._store_root = store_root
 
     def read(self) -> State:
         """Read the whole state."""
         return self._read()[0]
 
     def _read(self) -> tuple[State, str]:
-        try:
-            data, token = self._storage.get_versioned(STATE_KEY)
-        except ObjectNotFoundError as error:
-            raise RepositoryNotFoundError(
-                f"there is no {STATE_KEY} at {self._storage.url}"
-            ) from error
-        return state_format.decode(data, STATE_KEY), token
+        state, token = _read_versioned(self._storage)
+        if state.id != self._repository:
+            raise replaced(self._storage.url)
+        return state, token
 
-    def initialize(self, snapshot: SnapshotInfo) -> None:
+    def initialize(self, snapshot: SnapshotInfo, *, store_root: str | None = None) -> None:
+        """Write the first state of the repository; ``store_root`` where its data is elsewhere."""
         state = State(
             id=snapshot.id,
             generation=0,
             snapshots=(snapshot,),
             branches={MAIN: snapshot.id},
-            store_root=self._store_root,
+            store_root=store_root,
             write_id=self._new_id(),
         )
         taken = AlreadyExistsError(
@@ -73,18 +85,32 @@ class StateCatalog(Catalog):
         try:
             self._storage.create(STATE_KEY, state_format.encode(state))
         except AlreadyExistsError:
-            if self.read().id != state.id:
+            if read_state(self._storage).write_id != state.write_id:
                 raise taken from None
         except StorageError as error:
             try:
-                found = self.read()
+                found = read_state(self._storage)
             except RepositoryNotFoundError:
                 raise error from None
-            if found.id != state.id:
+            if found.write_id != state.write_id:
                 raise taken from None
 
     def exists(self) -> bool:
+        """Whether there is a state file."""
         return self._storage.exists(STATE_KEY)
+
+    def tip_before(self, tip: Tip) -> Tip:
+        raise CorruptFileError(
+            f"{STATE_KEY} is damaged: the branch {tip.branch!r} points to {tip.snapshot_id}, which is a "
+            f"snapshot of another repository",
+            key=STATE_KEY,
+        )
+
+    def check_identity(self) -> None:
+        self.read()
+
+    def confirm(self, tip: Tip) -> None:
+        """Nothing: a commit replaces the very state that it has read."""
 
     def _change(
         self, decide: Callable[[State], State | None], has_effect: Callable[[State], bool]
@@ -142,7 +168,14 @@ class StateCatalog(Catalog):
             )
 
         state = self._change(decide, is_in)
+        self._storage.tidy()
         return Tip(branch=tip.branch, snapshot_id=snapshot.id, position=state.generation)
+
+    def fate_of(self, snapshots: Collection[str], tip: Tip) -> Fate:
+        state = self.read()
+        made = next((info.id for info in state.snapshots if info.id in snapshots), None)
+        stands = state.branches.get(tip.branch) == tip.snapshot_id
+        return Fate(made=made, is_open=made is None and stands)
 
     def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:
         check_ref_name(name)

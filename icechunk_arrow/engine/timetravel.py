@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.together import together
-from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, SnapshotNotFoundError
+from icechunk_arrow.errors import (
+    ForeignSnapshotError,
+    IcechunkArrowError,
+    InvalidInputError,
+    RefNotFoundError,
+    SnapshotNotFoundError,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["resolve", "tip_to_read"]
+__all__ = ["find_tip_to_read", "own_tip", "resolve", "tip_to_read", "tip_to_write"]
 
 
 def resolve(
@@ -58,8 +64,36 @@ def tip_to_read(context: Context, branch: str) -> Tip:
             lambda: context.catalog.get_tip(branch),
             lambda: _read_ahead(context, guess),
         )
-    tip.check(context.files.read_snapshot(tip.snapshot_id).facts)
-    return tip
+    return own_tip(context, tip)
+
+
+def find_tip_to_read(context: Context, branch: str) -> Tip | None:
+    """Find where a branch stands, or None where there is none."""
+    try:
+        return tip_to_read(context, branch)
+    except RefNotFoundError:
+        return None
+
+
+def own_tip(context: Context, tip: Tip) -> Tip:
+    """Go back over entries that name another repository's snapshots, and compare an entry with its snapshot."""
+    while True:
+        try:
+            facts = context.files.read_snapshot(tip.snapshot_id).facts
+        except ForeignSnapshotError:
+            tip = context.catalog.tip_before(tip)
+        else:
+            tip.check(facts)
+            return tip
+
+
+def tip_to_write(context: Context, branch: str) -> Tip:
+    """Find where a branch stands, for a session that will commit: all settings must be known here."""
+    saved = context.saved_config
+    if saved.is_known:
+        saved.to_write()
+        return tip_to_read(context, branch)
+    return together(context.storage, lambda: tip_to_read(context, branch), saved.to_write)[0]
 
 
 def _read_ahead(context: Context, snapshot_id: str) -> None:

@@ -2,17 +2,21 @@
 
 A manifest is data from somebody else. Writing a reference needs no permission; reading one needs a URL
 prefix that the person who opened the repository has allowed, matched at ``/`` boundaries after the
-location is checked to be plain.
+location is checked to be plain. Where a web server says that a file is elsewhere, that place needs to be
+allowed just so.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError
-from icechunk_arrow.storage.external import ExternalFiles
+from icechunk_arrow.core.locations import fault_of_location, normal_location
+from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError, StorageError
+from icechunk_arrow.formats.layout import chunk_key
+from icechunk_arrow.storage.external import ExternalFiles, RedirectedError
+from icechunk_arrow.storage.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,24 +24,12 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.storage.settings import StorageSettings
 
-__all__ = ["LOCATION_PATTERN", "VirtualAccess", "check_location", "is_far"]
+__all__ = ["VirtualAccess", "check_location", "check_reference", "lies_within"]
 
-LOCATION_PATTERN = r"^[a-z][a-z0-9+.-]*://[^/]"
-"""What an absolute location looks like; a local file has three slashes."""
-_LOCAL = r"^(file|local):///[^/]"
-_ABSOLUTE = re.compile(rf"({_LOCAL})|({LOCATION_PATTERN})", re.IGNORECASE)
-_NEAR = frozenset({"file", "local", "memory"})
-_BAD_PARTS = re.compile(r"(^|/)\.{1,2}(/|$)|::|[\x00-\x1f\x7f\\]|%2e%2e|%2f\.\.", re.IGNORECASE)
-
-
-def fault_of_location(location: str) -> str | None:
-    """Say what is wrong with a location, or None."""
-    if not _ABSOLUTE.match(location):
-        return "it is not an absolute URL such as s3://bucket/key or file:///folder/name"
-    rest = location.split("://", 1)[1]
-    if _BAD_PARTS.search(rest) or "::" in location:
-        return "it contains '.' or '..' parts, '::', a backslash or a control character"
-    return None
+_EVERYTHING = frozenset({"file:///", "local:///"})
+_MOST_REDIRECTS = 5
+_LONG = 4096
+_WEB = ("http://", "https://")
 
 
 def check_location(location: str) -> str:
@@ -48,20 +40,51 @@ def check_location(location: str) -> str:
     return location
 
 
-def is_far(location: str) -> bool:
-    """Whether reading a location is a request to another machine; never for a bare name."""
-    scheme, separator, _ = location.partition("://")
-    return bool(separator) and scheme.lower() not in _NEAR
+def _judge(location: str) -> str | None:
+    """Give the normal form of a location without fault."""
+    return normal_location(location) if fault_of_location(location) is None else None
 
 
-def _normal(url: str) -> str:
-    """Bring scheme and host into one case; ``local://`` is ``file://``."""
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
-    host, slash, path = rest.partition("/")
-    if scheme in {"http", "https"}:
-        host = host.lower()
-    return f"{'file' if scheme == 'local' else scheme}://{host}{slash}{path}"
+_judged = lru_cache(maxsize=256)(_judge)
+"""Remembers: many chunks in turn are of one file."""
+
+
+def check_reference(ref: ChunkRef) -> None:
+    """Refuse a reference that no reader could follow."""
+    if ref.kind == "virtual":
+        check_location(ref.file or "")
+    elif ref.kind == "native":
+        chunk_key(ref.file or "")
+
+
+def _prefix(given: str) -> str:
+    """Write what a person allows as what normal locations begin with."""
+    if given.lower() in _EVERYTHING:
+        return "file:///"
+    bare, login = without_password(given)
+    if login:
+        raise InvalidInputError(
+            f"a password stands in the URL prefix {bare!r}; give it among the storage_options of the prefix"
+        )
+    folder = given.rstrip("/") + "/"
+    fault = fault_of_location(folder + "x")
+    if fault is not None:
+        raise InvalidInputError(
+            f"{given!r} is not a URL prefix such as s3://bucket/folder or file:///folder: {fault}"
+        )
+    return normal_location(folder)
+
+
+def _as_url(place: str) -> str:
+    return place if "://" in place else f"file://{place}"
+
+
+def lies_within(place: str, root: str, settings: StorageSettings) -> bool:
+    """Whether a folder that somebody else names is one below a place, for sure."""
+    try:
+        return VirtualAccess([_as_url(place)], settings).allows_root(root)
+    except InvalidInputError:  # the place has an odd name, and nothing can be said
+        return False
 
 
 class VirtualAccess:
@@ -71,6 +94,8 @@ class VirtualAccess:
         self,
         allowed: Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None,
         settings: StorageSettings,
+        *,
+        pickle_secrets: bool = False,
     ) -> None:
         if isinstance(allowed, str):
             raise InvalidInputError(
@@ -80,17 +105,10 @@ class VirtualAccess:
         given = allowed or {}
         options = given if isinstance(given, Mapping) else dict.fromkeys(given)
         self._prefixes: dict[str, ExternalFiles] = {}
-        for prefix, storage_options in options.items():
-            bare = prefix.rstrip("/")
-            scheme, separator, rest = bare.partition("://")
-            if not separator and prefix in {"file:///", "local:///"}:
-                scheme, bare = "file", "file://"
-            elif not separator or "::" in prefix or _BAD_PARTS.search(rest):
-                raise InvalidInputError(
-                    f"{prefix!r} is not a URL prefix such as s3://bucket/folder or file:///folder"
-                )
-            self._prefixes[_normal(bare) + "/"] = ExternalFiles(
-                scheme.lower(), dict(storage_options or {}), settings
+        for each, storage_options in options.items():
+            prefix = _prefix(each)
+            self._prefixes[prefix] = ExternalFiles(
+                prefix, dict(storage_options or {}), settings, pickle_secrets=pickle_secrets
             )
 
     @property
@@ -104,32 +122,59 @@ class VirtualAccess:
 
     def allows_root(self, url: str) -> bool:
         """Whether a folder may be opened: below an allowed prefix, or one itself."""
-        place = url if "://" in url else f"file://{url}"
-        return self._find(place.rstrip("/") + "/x") is not None
+        found = self._find(_as_url(url).rstrip("/") + "/x")
+        return found is not None and found[0].reaches_plainly(found[1])
 
-    def _find(self, location: str) -> ExternalFiles | None:
-        if fault_of_location(location) is not None:
+    def _find(self, location: str) -> tuple[ExternalFiles, str] | None:
+        """Find the files that a location is among, and how it is written there."""
+        normal = (_judged if len(location) < _LONG else _judge)(location)
+        if normal is None:
             return None
-        normal = _normal(location)
         fitting = [prefix for prefix in self._prefixes if normal.startswith(prefix)]
-        return self._prefixes[max(fitting, key=len)] if fitting else None
+        return (self._prefixes[max(fitting, key=len)], normal) if fitting else None
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """Read a part of a virtual chunk."""
+        """Read a part of a virtual chunk; an empty one without asking anybody."""
         assert ref.file is not None
-        files = self._find(ref.file)
-        if files is None:
-            folder = ref.file.rpartition("/")[0] + "/"
-            raise NotAuthorizedError(
-                f"the chunk at {ref.file!r} lies outside every URL prefix allowed here "
-                f"({', '.join(self._prefixes) or 'none is'}). If you trust this repository, open it "
-                f"with authorize_virtual_chunk_access=[{folder!r}].",
-                location=ref.file,
+        if not length:
+            return b""
+        location = ref.file
+        for _ in range(_MOST_REDIRECTS):
+            found = self._find(location)
+            if found is None:
+                raise self._not_allowed(ref.file, location)
+            files, url = found
+            try:
+                return files.read(
+                    url,
+                    ref.offset + start,
+                    length,
+                    etag=ref.etag,
+                    last_modified=ref.last_modified,
+                )
+            except RedirectedError as redirected:
+                location = redirected.target
+                if not location.lower().startswith(_WEB):
+                    raise self._not_allowed(ref.file, location) from redirected
+        raise StorageError(
+            f"{ref.file} is redirected more than {_MOST_REDIRECTS} times, last to {location!r}",
+            location=ref.file,
+        )
+
+    def _not_allowed(self, asked: str, location: str) -> NotAuthorizedError:
+        """Say that a location may not be read, and how it may."""
+        folder = location.rpartition("/")[0] + "/"
+        what = f"the chunk at {asked!r}"
+        if location != asked:
+            what += f" is redirected to {location!r}, which"
+        fault = fault_of_location(location)
+        if fault is not None:
+            return NotAuthorizedError(
+                f"{what} cannot be read with any permission: {fault}", location=location
             )
-        return files.read(
-            _normal(ref.file),
-            ref.offset + start,
-            length,
-            etag=ref.etag,
-            last_modified=ref.last_modified,
+        return NotAuthorizedError(
+            f"{what} lies outside every URL prefix allowed here "
+            f"({', '.join(self._prefixes) or 'none is'}). If you trust this repository, open it "
+            f"with authorize_virtual_chunk_access=[{folder!r}].",
+            location=location,
         )

@@ -12,6 +12,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import bytes_at, from_values, one_array
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.layout import FileKind
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def encode(rows: Sequence[tuple[int, bytes]], identifier: str) -> bytes:
     )
 
 
-def decode(data: bytes, identifier: str) -> pa.Table:
+def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> pa.Table:
     """Decode a whole attributes file."""
-    sealed, table = envelope.read_whole(data, KIND, identifier)
+    sealed, table = envelope.read_whole(data, KIND, identifier, limit_bytes, columns=SCHEMA.names)
     for field in SCHEMA:
         if field.name not in table.column_names or table[field.name].type != field.type:
             raise CorruptFileError(

@@ -19,13 +19,21 @@ from functools import cache
 from operator import ge
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
+from icechunk_arrow.formats.bounded_parquet import (
+    Source,
+    UnsoundParquetError,
+    check_footer,
+    column_names,
+    read_bounded,
+)
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
@@ -58,6 +66,7 @@ _KINDS = {
     FileKind.MANIFEST: (2, "manifest"),
     FileKind.ATTRIBUTES: (3, "attributes"),
     FileKind.TRANSACTION: (4, "transaction-log"),
+    FileKind.CENSUS: (5, "census"),
 }
 _ZSTD = 1
 _HEADER_BYTES = 27
@@ -71,8 +80,7 @@ _TRAILER = struct.Struct("<8s20sII32s")
 """Magic, file id, number of row groups, length of the footer, SHA-256."""
 _FOOTER_END = 8
 _MAX_FOOTER_BYTES = 1 << 30
-_MAX_GROUP_ROWS = 1 << 24
-_MAX_GROUP_VALUES = 1 << 28
+_MAX_COLUMNS = 1000
 FEW_ROWS = 256
 """Up to so many rows dictionaries cost more than they save: of a structure file of two nodes a third of
 the time to write it and 900 bytes. The same goes for statistics of a single row group."""
@@ -184,7 +192,7 @@ def _seal(parquet: memoryview, identifier: str, ends: list[int]) -> bytes:
     entries = bytearray()
     start = len(_PARQUET_MAGIC)
     for end in ends:
-        entries += _PACKED_ENTRY.pack(end, _crc32c(parquet[start:end]))
+        entries += _PACKED_ENTRY.pack(end, crc32c(parquet[start:end]))
         start = end
     fixed = (_SEAL_MAGIC, identifier.encode("ascii"), len(ends), footer_length)
     digest = hashlib.sha256()
@@ -192,11 +200,6 @@ def _seal(parquet: memoryview, identifier: str, ends: list[int]) -> bytes:
         digest.update(part)
     trailer = _TRAILER.pack(*fixed, digest.digest())
     return b"".join([parquet[:at], entries, trailer, parquet[at:]])
-
-
-def _crc32c(data: bytes | memoryview) -> int:
-    value: int = google_crc32c.value(bytes(data))
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +212,9 @@ class Sealed:
     row_group_ends: npt.NDArray[np.uint64]
     row_group_crcs: npt.NDArray[np.uint32]
     size_bytes: int
+    limit_bytes: int
+    columns: tuple[str, ...]
+    """The column of each leaf."""
 
     @property
     def row_group_count(self) -> int:
@@ -218,7 +224,14 @@ class Sealed:
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
         """Where row groups ``first`` to ``last`` (inclusive) stand: start and stop."""
         start = int(self.row_group_ends[first - 1]) if first else len(_PARQUET_MAGIC)
-        return start, int(self.row_group_ends[last])
+        stop = int(self.row_group_ends[last])
+        self.budget.check(stop - start)
+        return start, stop
+
+    @property
+    def budget(self) -> Budget:
+        """What decoding may take."""
+        return Budget(self.key, self.limit_bytes)
 
     def fact(self, name: str) -> str:
         """One entry of the footer's key-value metadata."""
@@ -255,13 +268,19 @@ def seal_needs(tail: bytes, size_bytes: int, key: str) -> int:
     return needs
 
 
-def open_seal(tail: bytes, size_bytes: int, kind: FileKind, identifier: str) -> Sealed:
+def open_seal(
+    tail: bytes,
+    size_bytes: int,
+    kind: FileKind,
+    identifier: str,
+    limit_bytes: int = DECODE_LIMIT_BYTES,
+) -> Sealed:
     """Check the end of a file and read its footer; ``tail`` is at least what :func:`seal_needs` says."""
-    return _open(tail, size_bytes, kind, identifier)[0]
+    return _open(tail, size_bytes, kind, identifier, limit_bytes)[0]
 
 
 def _open(
-    tail: bytes, size_bytes: int, kind: FileKind, identifier: str
+    tail: bytes, size_bytes: int, kind: FileKind, identifier: str, limit_bytes: int
 ) -> tuple[Sealed, pq.ParquetFile]:
     """Open a file by its end, with a reader that can read the rows too if that is all of the file."""
     key = key_of(kind, identifier)
@@ -279,12 +298,15 @@ def _open(
     hashed.update(footer)
     if hashed.digest() != digest or length != footer_length:
         raise _damaged(key, "its footer does not match its digest")
+    check_footer(memoryview(footer)[:-_FOOTER_END], Budget(key, limit_bytes))
     at_hand = tail if len(tail) == size_bytes else _PARQUET_MAGIC + footer
     try:
         parquet = _reader(pa.BufferReader(at_hand))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _damaged(key, f"its footer is none: {error}") from error
     metadata = parquet.metadata
+    if metadata.num_columns > _MAX_COLUMNS:
+        raise _damaged(key, f"it would have {metadata.num_columns} columns")
     facts = {
         k.decode(errors="replace"): v.decode(errors="replace")
         for k, v in (metadata.metadata or {}).items()
@@ -305,6 +327,8 @@ def _open(
         row_group_ends=table["end"],
         row_group_crcs=table["crc32c"],
         size_bytes=size_bytes,
+        limit_bytes=limit_bytes,
+        columns=column_names(metadata),
     )
     return sealed, parquet
 
@@ -330,13 +354,16 @@ def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
         raise CorruptFileError(f"{key} is a {found} file where a {kind.label} belongs", key=key)
 
 
-def _in_place(data: bytes | memoryview, start: int) -> pa.BufferReader:
+def _in_place(sealed: Sealed, data: bytes | memoryview, start: int) -> pa.BufferReader:
     """Let bytes be read at the positions that they have in their file.
 
     What lies before them is memory that nobody touches, and that takes no room; a Python object with ``seek`` and
     ``read`` would be asked twice for every column.
     """
-    whole = np.zeros(start + len(data), np.uint8)
+    try:
+        whole = np.zeros(start + len(data), np.uint8)
+    except MemoryError:  # of a file that is larger than any memory
+        sealed.budget.refuse(start + len(data))
     whole[start:] = np.frombuffer(data, np.uint8)
     return pa.BufferReader(pa.py_buffer(whole))
 
@@ -356,8 +383,10 @@ def read_row_groups(
         raise _damaged(sealed.key, f"it ends within row group {groups[-1]}")
     _check_bytes(sealed, groups, view, start)
     coded = [name for name in dictionaries if _can_stay_coded(sealed, groups, name)]
-    parquet = _reader(_in_place(view, start), metadata=sealed.metadata, read_dictionary=coded)
-    return _decoded(sealed, groups, parquet, columns)
+    parquet = _reader(
+        _in_place(sealed, view, start), metadata=sealed.metadata, read_dictionary=coded
+    )
+    return _decoded(sealed, groups, parquet, (view, start), columns, coded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,14 +401,15 @@ class KeptColumn:
 
     def decode(self) -> pa.Table:
         """Decode the column."""
-        parquet = _reader(_in_place(self.data, self.start), metadata=self.sealed.metadata)
-        return _decoded(self.sealed, [self.group], parquet, [self.name])
+        sealed, source = self.sealed, (memoryview(self.data), self.start)
+        parquet = _reader(_in_place(sealed, *source), metadata=sealed.metadata)
+        return _decoded(sealed, [self.group], parquet, source, [self.name])
 
 
 def keep_column(sealed: Sealed, group: int, data: bytes | memoryview, name: str) -> KeptColumn:
     """Put off decoding a column of a row group whose bytes :func:`read_row_groups` has checked."""
     first, last = sealed.byte_range(group, group)
-    column = sealed.metadata.row_group(group).column(sealed.metadata.schema.names.index(name))
+    column = sealed.metadata.row_group(group).column(sealed.columns.index(name))
     start = column.data_page_offset
     if column.has_dictionary_page:
         start = min(start, column.dictionary_page_offset)
@@ -394,7 +424,7 @@ def _check_bytes(sealed: Sealed, groups: Sequence[int], view: memoryview, start:
     """Check row groups' bytes, which begin at ``start`` of the file."""
     for group in groups:
         first, last = sealed.byte_range(group, group)
-        if _crc32c(view[first - start : last - start]) != int(sealed.row_group_crcs[group]):
+        if crc32c(view[first - start : last - start]) != int(sealed.row_group_crcs[group]):
             raise _damaged(
                 sealed.key, f"the bytes of row group {group} do not match their checksum"
             )
@@ -404,44 +434,47 @@ def _decoded(
     sealed: Sealed,
     groups: Sequence[int],
     parquet: pq.ParquetFile,
+    source: tuple[memoryview, int],
     columns: Sequence[str] | None = None,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
-    rows = sum(_row_count(sealed, group) for group in groups)
+    """Decode columns of row groups; ``source`` are their bytes, and where in the file these begin."""
     try:
-        table = parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
+        return read_bounded(
+            parquet,
+            groups,
+            Source(*source),
+            leaves=sealed.columns,
+            columns=columns,
+            coded=coded,
+            budget=sealed.budget,
+        )
+    except UnsoundParquetError as error:
+        raise _damaged(sealed.key, str(error)) from error
+    except (pa.ArrowException, OSError) as error:
         raise _damaged(sealed.key, f"its rows cannot be read: {error}") from error
-    if table.num_rows != rows:
-        raise _damaged(sealed.key, f"it has {table.num_rows} rows where its footer says {rows}")
-    return table
 
 
 def _can_stay_coded(sealed: Sealed, groups: Sequence[int], name: str) -> bool:
     """Whether pyarrow can read a column as a dictionary: not from delta encoded strings."""
-    names = sealed.metadata.schema.names
+    names = sealed.columns
     return name in names and not any(
         "DELTA_BYTE_ARRAY" in sealed.metadata.row_group(group).column(names.index(name)).encodings
         for group in groups
     )
 
 
-def _row_count(sealed: Sealed, group: int) -> int:
-    """How many rows a row group has, as its footer says: memory is taken on the word of this number."""
-    found = sealed.metadata.row_group(group)
-    rows: int = found.num_rows
-    values = max(found.column(i).num_values for i in range(found.num_columns))
-    if not 0 < rows <= _MAX_GROUP_ROWS or not 0 < values <= _MAX_GROUP_VALUES:
-        raise _damaged(sealed.key, f"row group {group} would have {rows} rows, {values} values")
-    return rows
-
-
-def open_whole(data: bytes, kind: FileKind, identifier: str) -> Sealed:
+def open_whole(
+    data: bytes, kind: FileKind, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES
+) -> Sealed:
     """Check the end of a file of which all bytes are at hand."""
-    return _open_whole(data, kind, identifier)[0]
+    return _open_whole(data, kind, identifier, limit_bytes)[0]
 
 
-def _open_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pq.ParquetFile]:
-    sealed, parquet = _open(data, len(data), kind, identifier)
+def _open_whole(
+    data: bytes, kind: FileKind, identifier: str, limit_bytes: int
+) -> tuple[Sealed, pq.ParquetFile]:
+    sealed, parquet = _open(data, len(data), kind, identifier, limit_bytes)
     if data[:4] != _PARQUET_MAGIC:
         raise _damaged(sealed.key, "it does not begin like a Parquet file")
     return sealed, parquet
@@ -463,9 +496,17 @@ def read_rows(
     return read_row_groups(sealed, groups, view, columns=columns, dictionaries=dictionaries)
 
 
-def read_whole(data: bytes, kind: FileKind, identifier: str) -> tuple[Sealed, pa.Table]:
-    """Check and decode a file of which all bytes are at hand."""
-    sealed, parquet = _open_whole(data, kind, identifier)
+def read_whole(
+    data: bytes,
+    kind: FileKind,
+    identifier: str,
+    limit_bytes: int = DECODE_LIMIT_BYTES,
+    *,
+    columns: Sequence[str] | None = None,
+) -> tuple[Sealed, pa.Table]:
+    """Check and decode a file of which all bytes are at hand; of ``columns``, others are not decoded."""
+    sealed, parquet = _open_whole(data, kind, identifier, limit_bytes)
     groups = range(sealed.row_group_count)
-    _check_bytes(sealed, groups, memoryview(data), 0)
-    return sealed, _decoded(sealed, groups, parquet)
+    view = memoryview(data)
+    _check_bytes(sealed, groups, view, 0)
+    return sealed, _decoded(sealed, groups, parquet, (view, 0), columns)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.ids import ID_PATTERN, check_id
-from icechunk_arrow.core.json_values import decode_json
-from icechunk_arrow.core.snapshot import HISTORY_LENGTH, SnapshotFacts, SnapshotInfo
+from icechunk_arrow.core.json_values import decode_strict_json
+from icechunk_arrow.core.snapshot import HISTORY_LENGTH, MadeFrom, SnapshotFacts, SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.envelope import SPEC_VERSION
 from icechunk_arrow.formats.times import TIME_PATTERN, decode_time, encode_time
 
@@ -27,12 +29,23 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["JSON_SCHEMA", "PackedNumbers", "decode", "decode_numbers", "encode", "parse"]
+__all__ = [
+    "JSON_SCHEMA",
+    "PackedNumbers",
+    "decode",
+    "decode_numbers",
+    "encode",
+    "extra_facts",
+    "parse",
+]
 
-_MOST_NUMBERS = 1 << 26
-"""So many manifests or inventory entries are believed: half a gigabyte."""
+_NUMBER_BYTES = 16
+"""What a packed number takes while it is unpacked."""
+_NUMBERS_END = 1 << 63
 _MALFORMED = (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError)
 """What reading hostile JSON and packed arrays can end in."""
+
+_KINDS = ("merge", "cherry_pick", "revert", "amend", "rewrite")
 
 _NATURAL = {"type": "integer", "minimum": 0}
 _PACKED = {"type": "string", "contentEncoding": "base64"}
@@ -45,6 +58,7 @@ JSON_SCHEMA: dict[str, Any] = {
         "format_version",
         "format_flags",
         "metadata",
+        "repository",
         "started_at",
         "properties",
         "short_term_history",
@@ -64,6 +78,10 @@ JSON_SCHEMA: dict[str, Any] = {
             "description": "Empty in this version; readers ignore what they do not know.",
         },
         "metadata": {"$ref": "#/$defs/entry", "description": "This snapshot."},
+        "repository": {
+            "$ref": "#/$defs/id",
+            "description": "The repository that this snapshot is of: the id of its first snapshot.",
+        },
         "started_at": {
             "$ref": "#/$defs/time",
             "description": "When the session began; not after written_at.",
@@ -98,6 +116,26 @@ JSON_SCHEMA: dict[str, Any] = {
             "minimum": 0,
             "description": "Number of the branch entry that a commit of this snapshot creates; null "
             "where the catalog is a state file.",
+        },
+        "made_from": {
+            "type": "array",
+            "minItems": 1,
+            "description": "Snapshots beside the parent that this one was made from; absent where there "
+            "are none. They are named, and not kept alive.",
+            "items": {
+                "type": "object",
+                "required": ["kind", "snapshot"],
+                "properties": {"kind": {"enum": list(_KINDS)}, "snapshot": {"$ref": "#/$defs/id"}},
+            },
+        },
+        "author": {
+            "type": "string",
+            "description": "Who made the commit, as that person says; absent where nobody was named.",
+        },
+        "synced": {
+            "const": False,
+            "description": "On a local disk: what this snapshot needs was not made durable before it was "
+            "committed; absent where it was.",
         },
         "attribute_files": {
             "type": "array",
@@ -165,6 +203,7 @@ def encode(
             "format_version": SPEC_VERSION,
             "format_flags": {},
             "metadata": _entry(facts.info),
+            "repository": facts.repository,
             "started_at": encode_time(facts.started_at),
             "properties": dict(facts.properties),
             "short_term_history": [_entry(info) for info in facts.history],
@@ -173,6 +212,7 @@ def encode(
             "next_node_id": facts.next_node_id,
             "branch": facts.branch,
             "sequence": facts.sequence,
+            **extra_facts(facts),
             "attribute_files": sorted(attribute_files),
             "manifest_files": {
                 "count": len(manifest_sizes),
@@ -186,6 +226,20 @@ def encode(
         ensure_ascii=True,
         allow_nan=False,
     )
+
+
+def extra_facts(facts: SnapshotFacts) -> dict[str, Any]:
+    """Give the members that few snapshots have."""
+    found: dict[str, Any] = {}
+    if facts.made_from:
+        found["made_from"] = [
+            {"kind": each.kind, "snapshot": each.snapshot} for each in facts.made_from
+        ]
+    if facts.author is not None:
+        found["author"] = facts.author
+    if not facts.synced:
+        found["synced"] = False
+    return found
 
 
 def _entry(info: SnapshotInfo) -> dict[str, str]:
@@ -210,7 +264,7 @@ def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
 def parse(text: str, key: str) -> Any:
     """Parse what stands in the footer of the file ``key``; what it says is checked by those below."""
     try:
-        return decode_json(text.encode())
+        return decode_strict_json(text.encode())
     except ValueError as error:
         raise _unsound(key, error) from error
 
@@ -220,8 +274,9 @@ def decode(found: Any, key: str) -> SnapshotFacts:
     try:
         history = found["short_term_history"]
         own = found["metadata"]
-        return SnapshotFacts(
+        facts = SnapshotFacts(
             id=check_id(own["id"]),
+            repository=check_id(found["repository"]),
             message=_text(own["message"]),
             written_at=decode_time(own["written_at"]),
             started_at=decode_time(found["started_at"]),
@@ -239,9 +294,30 @@ def decode(found: Any, key: str) -> SnapshotFacts:
             next_node_id=_natural(found["next_node_id"]),
             branch=None if found.get("branch") is None else _text(found["branch"]),
             sequence=None if found.get("sequence") is None else _natural(found["sequence"]),
+            made_from=tuple(map(_made_from, found.get("made_from", ()))),
+            author=None if found.get("author") is None else _text(found["author"]),
+            synced=_truth(found.get("synced", True)),
         )
+        _check_history(facts, _natural(found["short_term_parents"]))
     except _MALFORMED as error:
         raise _unsound(key, error) from error
+    return facts
+
+
+def _check_history(facts: SnapshotFacts, said: int) -> None:
+    """Check that the history is as long as it must be, and goes back in time."""
+    count = len(facts.history)
+    if count != said or count != min(facts.total_parents, HISTORY_LENGTH):
+        raise ValueError(
+            f"it names {count} ancestors where it counts {said}, and {facts.total_parents} in all"
+        )
+    if len({facts.id, *(info.id for info in facts.history)}) != count + 1:
+        raise ValueError("a snapshot is its own ancestor")
+    times = [facts.written_at, *(info.written_at for info in facts.history)]
+    if any(map(le, times, times[1:])) or facts.started_at > facts.written_at:
+        raise ValueError("its times do not go back from the newest to the oldest")
+    if facts.next_node_id < 1:
+        raise ValueError("ids of nodes begin at 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,22 +332,28 @@ class PackedNumbers:
 
 
 def decode_numbers(
-    found: Any, key: str, *, manifest_count: int | None = None, entry_count: int | None = None
+    found: Any,
+    key: str,
+    *,
+    manifest_count: int | None = None,
+    entry_count: int | None = None,
+    budget: Budget | None = None,
 ) -> PackedNumbers:
     """Decode the packed arrays.
 
     The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON; whoever has
-    not read the rows gives no counts, and believes up to 2**26.
+    not read the rows gives no counts, and believes what a budget allows.
     """
     try:
         listed = found["manifest_files"]
         manifests, entries = _natural(listed["count"]), _natural(listed["entries"])
         for said, known in ((manifests, manifest_count), (entries, entry_count)):
-            if said != known and (known is not None or said > _MOST_NUMBERS):
+            if known not in {None, said}:
                 raise ValueError(
                     f"it counts {manifests} manifests and {entries} inventory entries, the rows have "
                     f"{manifest_count} and {entry_count}"
                 )
+        (budget or Budget(key)).check(_NUMBER_BYTES * (manifests + 2 * entries))
         return PackedNumbers(
             size_bytes=_unpack(listed["size_bytes"], manifests),
             row_counts=_unpack(listed["row_counts"], entries),
@@ -281,9 +363,19 @@ def decode_numbers(
         raise _unsound(key, error) from error
 
 
+def _made_from(found: Any) -> MadeFrom:
+    return MadeFrom(kind=_text(found["kind"]), snapshot=check_id(found["snapshot"]))
+
+
 def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number from 0")
+    if type(value) is not int or not 0 <= value < _NUMBERS_END:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {_NUMBERS_END - 1}")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 

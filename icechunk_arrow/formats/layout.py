@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIG_KEY",
+    "LEDGER_FOLDER",
     "MAIN",
     "REFS_FOLDER",
     "STATE_KEY",
@@ -29,7 +30,9 @@ __all__ = [
     "chunk_key",
     "file_id",
     "file_name",
+    "hint_key",
     "key_of",
+    "ledger_key",
     "parse_folder",
     "parse_key",
     "tag_deleted_key",
@@ -39,6 +42,7 @@ __all__ = [
 CONFIG_KEY = "config.yaml"
 STATE_KEY = "state.json"
 REFS_FOLDER = "refs/"
+LEDGER_FOLDER = "refs/ledger/"
 MAIN = "main"
 _PARQUET = ".parquet"
 _MAX_REF_NAME_BYTES = 200
@@ -51,6 +55,7 @@ class FileKind(Enum):
     MANIFEST = "i"
     ATTRIBUTES = "a"
     TRANSACTION = "t"
+    CENSUS = "g"
 
     @property
     def label(self) -> str:
@@ -63,6 +68,7 @@ _LABELS = {
     FileKind.MANIFEST: "chunk manifest",
     FileKind.ATTRIBUTES: "attributes file",
     FileKind.TRANSACTION: "transaction log",
+    FileKind.CENSUS: "census",
 }
 
 
@@ -130,6 +136,16 @@ def branch_key(name: str, sequence: int) -> str:
     return f"{branch_folder(name)}{sequence_name(sequence)}.json"
 
 
+def hint_key(branch: str) -> str:
+    """Key of the hint at a branch's newest entry; it sorts behind all entries."""
+    return f"{branch_folder(branch)}hint.json"
+
+
+def ledger_key(sequence: int) -> str:
+    """Key of entry ``sequence`` of the ledger."""
+    return f"{LEDGER_FOLDER}{sequence_name(sequence)}.json"
+
+
 def tag_key(name: str) -> str:
     """Key of a tag."""
     return f"{REFS_FOLDER}tag.{name}/ref.json"
@@ -151,7 +167,8 @@ class ParsedKey:
     """What a key of a repository says."""
 
     role: str
-    """structure, manifest, attributes, transaction, chunk, branch, tag, tag-deleted, config, state."""
+    """structure, manifest, attributes, transaction, census, chunk, branch, hint, tag, tag-deleted, ledger, config
+    or state."""
     identifier: str | None = None
     ref: str | None = None
     sequence: int | None = None
@@ -168,6 +185,15 @@ def _branch(match: re.Match[str]) -> ParsedKey | None:
     return ParsedKey(role="branch", ref=match[1], sequence=sequence)
 
 
+def _hint(match: re.Match[str]) -> ParsedKey | None:
+    return None if _fault_of_ref_name(match[1]) else ParsedKey(role="hint", ref=match[1])
+
+
+def _ledger(match: re.Match[str]) -> ParsedKey | None:
+    sequence = sequence_number(match[1])
+    return None if sequence is None else ParsedKey(role="ledger", sequence=sequence)
+
+
 def _tag(role: str) -> Callable[[re.Match[str]], ParsedKey | None]:
     return lambda m: None if _fault_of_ref_name(m[1]) else ParsedKey(role=role, ref=m[1])
 
@@ -177,7 +203,10 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], ParsedKey | No
     (re.compile(r"i/([^/]+)\.parquet\Z"), _parquet("manifest")),
     (re.compile(r"a/([^/]+)\.parquet\Z"), _parquet("attributes")),
     (re.compile(r"t/([^/]+)\.parquet\Z"), _parquet("transaction")),
+    (re.compile(r"g/([^/]+)\.parquet\Z"), _parquet("census")),
     (re.compile(r"c/([^/]+)\Z"), _parquet("chunk")),
+    (re.compile(r"refs/branch\.([^/]+)/hint\.json\Z"), _hint),
+    (re.compile(r"refs/ledger/([^/]+)\.json\Z"), _ledger),
     (re.compile(r"refs/branch\.([^/]+)/([^/]+)\.json\Z"), _branch),
     (re.compile(r"refs/tag\.([^/]+)/ref\.json\Z"), _tag("tag")),
     (re.compile(r"refs/tag\.([^/]+)/deleted\.json\Z"), _tag("tag-deleted")),

@@ -8,7 +8,8 @@ chunk is found in one small row group. Does not know where files live.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,28 +17,37 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
-    CODED_SCHEMA,
     HAS_CHECKS,
     HAS_CRC,
+    HAS_SUMS,
+    STATISTICS,
     WIDE,
     chunk_table,
     form_flags,
+    is_chunk_table,
     is_sorted,
+    known_statistics,
+    rows_of_arrays,
     with_coded_files,
 )
 from icechunk_arrow.core.columns import (
     from_numpy,
+    from_values,
     offsets_and_data,
     one_array,
+    to_numpy,
     validity,
     widened,
 )
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.layout import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
 
     from icechunk_arrow.formats.envelope import Sealed
 
@@ -47,6 +57,7 @@ __all__ = [
     "MAX_ROWS",
     "ROW_GROUP_ROWS",
     "SCHEMA",
+    "STATISTICS_COLUMNS",
     "WIDE_SCHEMA",
     "decode",
     "decode_coords",
@@ -60,11 +71,13 @@ KIND = FileKind.MANIFEST
 MAX_ROWS = 2**32 - 1
 ROW_GROUP_ROWS = 16_384
 """Measured on a million references: a cold look-up costs 1.3 ms at this size, 3.6 ms at four times it."""
-_ROW_GROUP_INLINE_BYTES = 1 << 20
+_ROW_GROUP_BYTES = 1 << 20
 DICTIONARY_COLUMNS = ("array_id", "chunk_file")
 _NUMBERS = frozenset({"id", "offset", "length"})
 _PLACES = ("inline_data", "chunk_file", "offset")
 _WIDTH = "icechunk.width"
+_MISSING = "missing"
+_MARKERS = "icechunk.missing-markers"
 
 
 def schema_of(flags: int) -> pa.Schema:
@@ -84,9 +97,15 @@ def schema_of(flags: int) -> pa.Schema:
             pa.field("etag", pa.string()),
             pa.field("last_modified", pa.timestamp("us", "UTC")),
         ]
-    if flags & HAS_CRC:
+    if flags & (HAS_CRC | HAS_SUMS):
         fields.append(pa.field("crc32c", pa.uint32()))
+    if flags & HAS_SUMS:
+        fields.append(pa.field("sums_crc32c", pa.uint32()))
     return pa.schema(fields)
+
+
+STATISTICS_COLUMNS = tuple(field for field in STATISTICS.type if field.name != _MISSING)
+"""What may stand behind the other columns, each where some row has it."""
 
 
 SCHEMA = schema_of(0)
@@ -94,18 +113,26 @@ WIDE_SCHEMA = schema_of(WIDE)
 
 
 def _boundaries(table: pa.Table) -> list[int]:
-    """Row numbers at which row groups end: by rows, and by bytes where chunks are inline."""
+    """Row numbers at which row groups end: by rows, and by bytes of what makes rows large."""
     rows = table.num_rows
     ends = set(range(ROW_GROUP_ROWS, rows, ROW_GROUP_ROWS)) | {rows}
-    inline = table["inline_data"].combine_chunks()
-    if inline.null_count < rows:
-        if isinstance(inline, pa.ChunkedArray):
-            inline = pa.concat_arrays(inline.chunks)
-        offsets, _ = offsets_and_data(inline)
-        size = offsets[1:].astype(np.int64) - int(offsets[0])
-        steps = np.arange(_ROW_GROUP_INLINE_BYTES, int(size[-1]), _ROW_GROUP_INLINE_BYTES)
+    large = [one_array(table["inline_data"])] if table["inline_data"].null_count < rows else []
+    large += [values for _, values in known_statistics(table)]
+    if large:
+        size = np.sum([_running_size(values) for values in large], axis=0)
+        steps = np.arange(_ROW_GROUP_BYTES, int(size[-1]), _ROW_GROUP_BYTES)
         ends |= {int(row) + 1 for row in np.searchsorted(size, steps)}
     return sorted(ends)
+
+
+def _running_size(values: pa.Array) -> npt.NDArray[np.int64]:
+    """How many bytes the values up to each row take."""
+    if not pa.types.is_binary(values.type):
+        each: int = values.type.bit_width // 8
+        return np.arange(each, each * len(values) + 1, each)
+    offsets = offsets_and_data(values)[0].astype(np.int64)
+    sizes: npt.NDArray[np.int64] = offsets[1:] - offsets[0]
+    return sizes
 
 
 def _differ(files: pa.ChunkedArray) -> bool:
@@ -138,7 +165,7 @@ def _file_groups(files: pa.ChunkedArray, boundaries: Sequence[int]) -> tuple[pa.
 
 def encode(table: pa.Table, identifier: str) -> bytes:
     """Encode sorted references, their files coded or not, as a manifest file."""
-    assert table.schema.equals(CHUNK_SCHEMA) or table.schema.equals(CODED_SCHEMA)
+    assert is_chunk_table(table)
     assert 0 < table.num_rows <= MAX_ROWS
     assert is_sorted(table), "references must be sorted by (array_id, coord), without duplicates"
     schema = schema_of(form_flags(table))
@@ -154,6 +181,12 @@ def encode(table: pa.Table, identifier: str) -> bytes:
         field.with_type(made[field.name].type) if field.name in made else field for field in schema
     ]
     columns = [made[name] if name in made else table[name] for name in schema.names]
+    facts = {_WIDTH: "wide" if width == pa.uint64() else "narrow"}
+    statistics, markers = _settled(table)
+    if markers:
+        facts[_MARKERS] = markers
+    fields += [pa.field(name, values.type) for name, values in statistics.items()]
+    columns += statistics.values()
     encodings = {
         "id": "DELTA_BINARY_PACKED",
         "coord": "DELTA_BYTE_ARRAY",
@@ -166,17 +199,88 @@ def encode(table: pa.Table, identifier: str) -> bytes:
         pa.Table.from_arrays(columns, schema=pa.schema(fields)),
         kind=KIND,
         identifier=identifier,
-        facts={_WIDTH: "wide" if width == pa.uint64() else "narrow"},
+        facts=facts,
         boundaries=boundaries,
         settings={
             # packed numbers are as small as they get; level 1 finds those that are all alike
-            "compression_level": {name: 1 if name in _NUMBERS else 3 for name in schema.names},
+            "compression_level": {
+                field.name: 1 if field.name in _NUMBERS else 3 for field in fields
+            },
             "use_dictionary": [name for name in DICTIONARY_COLUMNS if name not in encodings],
             "column_encoding": encodings,
             "write_statistics": ["array_id", "coord"],
             "write_page_index": True,
         },
     )
+
+
+def _settled(table: pa.Table) -> tuple[dict[str, pa.Array], str]:
+    """Give the statistics of rows as a file has them, and what counted as missing, for each array.
+
+    A file has room for one such mark of each array. Where rows that came together have several, only those with
+    the first one keep their statistics.
+    """
+    columns = dict(known_statistics(table))
+    if not columns:
+        return {}, ""
+    marks = one_array(table[STATISTICS.name]).field(_MISSING)
+    if marks.null_count == len(marks):
+        return columns, ""
+    ids = to_numpy(table["array_id"])
+    described = np.logical_or.reduce([validity(values) for values in columns.values()])
+    codes = to_numpy(marks.dictionary_encode("encode").indices)
+    markers: dict[str, Any] = {}
+    void = np.zeros(len(ids), np.bool_)
+    runs = (each.tolist() for each in rows_of_arrays(table))
+    for array_id, start, count in zip(*runs, strict=True):
+        rows = np.flatnonzero(described[start : start + count]) + start
+        if len(rows):
+            void[rows[codes[rows] != codes[rows[0]]]] = True
+            mark = marks[int(rows[0])].as_py()
+            if mark is not None:
+                markers[str(array_id)] = json.loads(mark)
+    if void.any():
+        columns = {
+            name: values.take(from_numpy(np.arange(len(ids)), pa.int64(), ~void))
+            for name, values in columns.items()
+        }
+    return columns, json.dumps(markers) if markers else ""
+
+
+def _statistics(table: pa.Table, sealed: Sealed) -> pa.Array | None:
+    """Gather the statistics of rows, with what counted as missing, in one column; None where there are none."""
+    held = [field.name for field in STATISTICS_COLUMNS if field.name in table.column_names]
+    if not held:
+        return None
+    found = {
+        field.name: one_array(_cast(table[field.name], field, sealed.key))
+        if field.name in held
+        else pa.nulls(table.num_rows, field.type)
+        for field in STATISTICS_COLUMNS
+    }
+    found[_MISSING] = _marks(table, sealed)
+    return pa.StructArray.from_arrays(
+        [found[f.name] for f in STATISTICS.type], fields=list(STATISTICS.type)
+    )
+
+
+def _marks(table: pa.Table, sealed: Sealed) -> pa.Array:
+    text = sealed.facts.get(_MARKERS, "{}")
+    try:
+        markers = json.loads(text)
+        known = [(int(array_id), json.dumps(mark).encode()) for array_id, mark in markers.items()]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"{sealed.key} is damaged: its footer has no right {_MARKERS!r}", key=sealed.key
+        ) from error
+    if not known:
+        return pa.nulls(table.num_rows, pa.binary())
+    ids = to_numpy(table["array_id"])
+    places = np.full(len(ids), -1, np.int64)
+    for place, (array_id, _) in enumerate(known):
+        places[ids == array_id] = place
+    marks = from_values([mark for _, mark in known], pa.binary())
+    return marks.take(from_numpy(np.maximum(places, 0), pa.int64(), places >= 0))
 
 
 def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
@@ -194,18 +298,18 @@ def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray:
     wanted = field.type
-    if wanted == pa.uint64() and column.type == pa.uint32():
+    if field.name == "length" and column.type == pa.uint32():
         column = pa.chunked_array([widened(part, wanted) for part in column.chunks], wanted)
     if pa.types.is_dictionary(column.type):
         wanted = pa.dictionary(pa.int32(), field.type)
     if not field.nullable and column.null_count:
         raise CorruptFileError(f"{key} has a row without {field.name!r}", key=key)
-    try:
-        return column if column.type == wanted else column.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    if column.type != wanted:
         raise CorruptFileError(
-            f"{key} has a wrong column {field.name!r}: {error}", key=key
-        ) from error
+            f"{key} has a wrong column {field.name!r}: it is {column.type}, not {field.type}",
+            key=key,
+        )
+    return column
 
 
 def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
@@ -223,32 +327,44 @@ def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
 
 def _check_columns(sealed: Sealed) -> list[str]:
     """Check that a file has the columns it must have; give those that are kept in memory."""
-    names = sealed.metadata.schema.names
+    names = sealed.columns
     for name in SCHEMA.names:
         if name not in names:
             raise CorruptFileError(f"{sealed.key} has no column {name!r}", key=sealed.key)
     return [name for name in CHUNK_SCHEMA.names if name in names]
 
 
-def decode(data: bytes, identifier: str, *, coded: bool = False) -> pa.Table:
+def decode(
+    data: bytes,
+    identifier: str,
+    limit_bytes: int = DECODE_LIMIT_BYTES,
+    *,
+    coded: bool = False,
+) -> pa.Table:
     """Decode a whole manifest file into a table of references.
 
     With ``coded``, files' names are coded if they are in the file; there they are unless most rows have their own.
     """
-    sealed = envelope.open_whole(data, KIND, identifier)
+    sealed = envelope.open_whole(data, KIND, identifier, limit_bytes)
+    names = sealed.columns
     table = envelope.read_rows(
         sealed,
         data,
-        columns=_check_columns(sealed),
+        columns=_check_columns(sealed) + [f.name for f in STATISTICS_COLUMNS if f.name in names],
         dictionaries=["chunk_file"] if coded else [],
     )
-    table = chunk_table(_canonical(table, sealed.key), table.num_rows)
+    columns = _canonical(table, sealed.key)
+    statistics = _statistics(table, sealed)
+    if statistics is not None:
+        columns[STATISTICS.name] = statistics
+    table = chunk_table(columns, table.num_rows)
     if not is_sorted(table):
         raise CorruptFileError(
             f"{sealed.key} is not sorted by (array_id, coord), or names a chunk twice",
             key=sealed.key,
         )
-    return with_coded_files(table) if table.schema.equals(CODED_SCHEMA) else table
+    is_coded = pa.types.is_dictionary(table.schema.field("chunk_file").type)
+    return with_coded_files(table) if is_coded else table
 
 
 def _table(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:

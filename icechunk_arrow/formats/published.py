@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, WIDE
-from icechunk_arrow.formats import attributes, facts, manifest, refs, state, structure, transaction
+from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, HAS_SUMS, WIDE
+from icechunk_arrow.formats import (
+    attributes,
+    facts,
+    hint,
+    ledger,
+    manifest,
+    refs,
+    state,
+    structure,
+    transaction,
+)
 from icechunk_arrow.formats.envelope import SPEC_VERSION
 
 if TYPE_CHECKING:
@@ -26,8 +36,11 @@ __all__ = ["as_text", "published"]
 
 def published() -> dict[str, str]:
     """Give the text of each published file, by its name."""
-    narrow = manifest.schema_of(HAS_CHECKS | HAS_CRC)
-    wide = manifest.schema_of(HAS_CHECKS | HAS_CRC | WIDE)
+    every = HAS_CHECKS | HAS_CRC | HAS_SUMS
+    narrow, wide = (
+        pa.schema([*manifest.schema_of(flags), *manifest.STATISTICS_COLUMNS])
+        for flags in (every, every | WIDE)
+    )
     always = manifest.SCHEMA.names
     found = {
         "structure.json": _arrow(structure.KIND, structure.SCHEMA, width="narrow"),
@@ -35,11 +48,16 @@ def published() -> dict[str, str]:
         "manifest.json": _arrow(manifest.KIND, narrow, width="narrow", always=always),
         "manifest-wide.json": _arrow(manifest.KIND, wide, width="wide", always=always),
         "attributes.json": _arrow(attributes.KIND, attributes.SCHEMA),
-        "transaction.json": _arrow(transaction.KIND, transaction.SCHEMA),
+        "transaction.json": _arrow(
+            transaction.KIND, transaction.FULL_SCHEMA, always=transaction.SCHEMA.names
+        ),
         "branch-entry.schema.json": refs.BRANCH_ENTRY_JSON_SCHEMA,
+        "hint.schema.json": hint.JSON_SCHEMA,
+        "ledger-entry.schema.json": ledger.ENTRY_JSON_SCHEMA,
         "tag.schema.json": refs.TAG_JSON_SCHEMA,
         "state.schema.json": state.JSON_SCHEMA,
         "snapshot-facts.schema.json": facts.JSON_SCHEMA,
+        "log-facts.schema.json": transaction.FACTS_JSON_SCHEMA,
     }
     return {name: as_text(value) for name, value in found.items()}
 

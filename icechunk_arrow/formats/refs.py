@@ -12,13 +12,27 @@ from typing import Any
 from icechunk_arrow.core.ids import ID_PATTERN, is_id
 from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError, UnsupportedFormatError
+from icechunk_arrow.formats.budget import Budget
 
-__all__ = ["BRANCH_ENTRY_JSON_SCHEMA", "TAG_JSON_SCHEMA", "RefEntry", "decode", "encode"]
+__all__ = [
+    "BRANCH_ENTRY_JSON_SCHEMA",
+    "STATE_CATALOG",
+    "TAG_JSON_SCHEMA",
+    "RefEntry",
+    "decode",
+    "decode_members",
+    "encode",
+]
+
+STATE_CATALOG = "state"
+"""What a first entry says of a catalog that is a state file."""
 
 _KEY = {
     "type": "string",
     "description": "The key of this very file, so that one in another's place is noticed.",
 }
+_MOST_BYTES = 1 << 16
+"""An entry has a hundred; ``info`` may have more."""
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SNAPSHOT = {
     "type": "string",
@@ -29,6 +43,10 @@ _WRITE_ID = {
     "type": "string",
     "pattern": f"^{ID_PATTERN}$",
     "description": "Random; it tells the writer after a lost answer that the file is its own.",
+}
+_INFO = {
+    "type": "object",
+    "description": "Whatever a writer wants to say; readers that do not know it pass over it.",
 }
 BRANCH_ENTRY_JSON_SCHEMA: dict[str, Any] = {
     "$schema": _DRAFT,
@@ -44,8 +62,14 @@ BRANCH_ENTRY_JSON_SCHEMA: dict[str, Any] = {
             "const": True,
             "description": "The branch ends here, until a later entry begins it again.",
         },
+        "catalog": {
+            "const": "state",
+            "description": "In entry 0 of main alone: the state file says where branches and tags stand, "
+            "and this entry has no successor.",
+        },
+        "info": _INFO,
     },
-    "dependentRequired": {"deleted": ["write_id"]},
+    "dependentRequired": {"deleted": ["write_id"], "write_id": ["key"], "key": ["write_id"]},
     "additionalProperties": False,
 }
 TAG_JSON_SCHEMA: dict[str, Any] = {
@@ -54,12 +78,13 @@ TAG_JSON_SCHEMA: dict[str, Any] = {
     "description": "refs/tag.<name>/ref.json; with deleted, refs/tag.<name>/deleted.json, which "
     "withdraws the tag.",
     "type": "object",
-    "required": ["snapshot", "write_id"],
+    "required": ["snapshot", "write_id", "key"],
     "properties": {
         "snapshot": _SNAPSHOT,
         "write_id": _WRITE_ID,
         "key": _KEY,
         "deleted": {"const": True, "description": "In deleted.json only, and always there."},
+        "info": _INFO,
     },
     "additionalProperties": False,
 }
@@ -76,6 +101,8 @@ class RefEntry:
     """The branch ends here; a later entry may begin it again."""
     key: str | None = None
     """Where an entry with a ``write_id`` stands."""
+    catalog: str | None = None
+    """``state`` in a repository's first entry where a state file says where branches and tags stand."""
 
     @property
     def is_commit(self) -> bool:
@@ -92,30 +119,55 @@ def encode(entry: RefEntry) -> bytes:
         found["key"] = entry.key
     if entry.deleted:
         found["deleted"] = True
+    if entry.catalog is not None:
+        found["catalog"] = entry.catalog
     return json.dumps(found).encode()
 
 
 def decode(data: bytes, key: str) -> RefEntry:
     """Decode an entry; one with an unknown member says something that this version cannot know."""
+    found = decode_members(data, key, {"snapshot", "write_id", "deleted", "key", "catalog"})
+    if not is_id(found.get("snapshot")):
+        raise CorruptFileError(f"{key} names no snapshot", key=key)
+    deleted, catalog = found.get("deleted", False), found.get("catalog")
+    if not isinstance(deleted, bool) or (deleted and "write_id" not in found):
+        raise CorruptFileError(f"{key} is damaged: its member 'deleted' is not right", key=key)
+    if catalog not in {None, STATE_CATALOG}:
+        raise UnsupportedFormatError(
+            f"{key} names a catalog {catalog!r} that this version does not know", key=key
+        )
+    return RefEntry(
+        snapshot=found["snapshot"],
+        write_id=found.get("write_id"),
+        deleted=deleted,
+        key=found.get("key"),
+        catalog=catalog,
+    )
+
+
+def decode_members(data: bytes, key: str, known: set[str]) -> dict[str, Any]:
+    """Decode a small file below ``refs/``; ``write_id`` and ``key`` are there together or not at all.
+
+    Of what is not known ``info`` alone may be passed over.
+    """
+    Budget(key, _MOST_BYTES).check(len(data))
     try:
         found = parse_json(data)
     except InvalidInputError as error:
         raise CorruptFileError(f"{key} is damaged: {error}", key=key) from error
-    if not isinstance(found, dict) or not is_id(found.get("snapshot")):
-        raise CorruptFileError(f"{key} names no snapshot", key=key)
-    unknown = sorted(found.keys() - {"snapshot", "write_id", "deleted", "key"})
+    if not isinstance(found, dict) or not isinstance(found.get("info", {}), dict):
+        raise CorruptFileError(f"{key} is damaged: it is not an entry", key=key)
+    unknown = sorted(found.keys() - known - {"info"})
     if unknown:
         raise UnsupportedFormatError(
             f"{key} has a member {unknown[0]!r} that this version does not know: it is damaged, or "
             f"written by something newer",
             key=key,
         )
-    write_id, deleted = found.get("write_id"), found.get("deleted", False)
-    if not (write_id is None or isinstance(write_id, str)) or not isinstance(deleted, bool):
-        raise CorruptFileError(f"{key} has a member of a wrong type", key=key)
-    place = found.get("key", key)
-    if place != key:
-        raise CorruptFileError(f"{key} is damaged: it is the file {place!r}", key=key)
-    return RefEntry(
-        snapshot=found["snapshot"], write_id=write_id, deleted=deleted, key=found.get("key")
-    )
+    if ("write_id" in found) != ("key" in found):
+        raise CorruptFileError(f"{key} is damaged: 'write_id' and 'key' go together", key=key)
+    if "write_id" in found and not is_id(found["write_id"]):
+        raise CorruptFileError(f"{key} is damaged: its 'write_id' is not an id", key=key)
+    if found.get("key", key) != key:
+        raise CorruptFileError(f"{key} is damaged: it is the file {found['key']!r}", key=key)
+    return found

@@ -6,17 +6,18 @@ Specification: schemas/README.md#state-file
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
-
+from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.core.ids import ID_PATTERN, is_id
-from icechunk_arrow.core.json_values import decode_json
+from icechunk_arrow.core.json_values import decode_strict_json
 from icechunk_arrow.core.snapshot import SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
-from icechunk_arrow.formats.layout import check_ref_name, file_name
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
+from icechunk_arrow.formats.layout import MAIN, check_ref_name, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGE = "message"
 _METADATA = "metadata"
 _CHECKSUM = "crc32c"
-_REQUIRED = ("id", "generation", "snapshots")
+_NO_DIGITS = b"00000000"
+_LAST_MEMBER = re.compile(rb'"crc32c"[ \t\r\n]*:[ \t\r\n]*"([0-9a-f]{8})"[ \t\r\n]*\}[ \t\r\n]*\Z')
+_REQUIRED = ("id", "generation", "snapshots", "refs")
 
 _ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 JSON_SCHEMA: dict[str, Any] = {
@@ -35,7 +38,7 @@ JSON_SCHEMA: dict[str, Any] = {
     "title": "State file",
     "description": "state.json: all snapshots and references of a repository.",
     "type": "object",
-    "required": ["id", "generation", "snapshots"],
+    "required": ["id", "generation", "snapshots", "refs"],
     "properties": {
         "id": {**_ID_SCHEMA, "description": "Id of the repository: that of its first snapshot."},
         "generation": {
@@ -59,7 +62,7 @@ JSON_SCHEMA: dict[str, Any] = {
         "crc32c": {
             "type": "string",
             "pattern": "^[0-9a-f]{8}$",
-            "description": "CRC-32C of all other members in canonical form.",
+            "description": "The last member: CRC-32C of the file's bytes, these digits read as 00000000.",
         },
     },
     "$defs": {
@@ -158,30 +161,36 @@ def encode(state: State) -> bytes:
         )
         for name, snapshot in sorted(mapping.items())
     }
-    found[_CHECKSUM] = _checksum(found)
-    return json.dumps(found, indent=1).encode()
+    found[_CHECKSUM] = _NO_DIGITS.decode()
+    data = json.dumps(found, indent=1).encode()
+    before, _, after = data.rpartition(_NO_DIGITS)
+    return before + f"{crc32c(data):08x}".encode() + after
 
 
-def _checksum(found: dict[str, Any]) -> str:
-    """CRC-32C of everything else, in a form that does not depend on white space."""
-    rest = {name: value for name, value in found.items() if name != _CHECKSUM}
-    data = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
-    return f"{google_crc32c.value(data):08x}"
+def _matches_checksum(data: bytes) -> bool:
+    """Whether a file's bytes are those of which its last member is the checksum."""
+    found = _LAST_MEMBER.search(data)
+    if found is None:
+        return False
+    start, stop = found.span(1)
+    blank = data[:start] + _NO_DIGITS + data[stop:]
+    return int(found[1], 16) == crc32c(blank)
 
 
-def decode(data: bytes, key: str) -> State:
+def decode(data: bytes, key: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> State:
     """Decode a state file."""
+    Budget(key, limit_bytes).check_json(data)
     try:
-        found = decode_json(data)
+        found = decode_strict_json(data)
     except ValueError as error:
         raise CorruptFileError(f"{key} is not JSON: {error}", key=key) from error
     missing = [name for name in _REQUIRED if not isinstance(found, dict) or name not in found]
     if missing:
         raise CorruptFileError(f"{key} has no {missing[0]!r}", key=key)
-    if _CHECKSUM in found and found[_CHECKSUM] != _checksum(found):
+    if _CHECKSUM in found and not _matches_checksum(data):
         raise CorruptFileError(f"{key} is damaged: it does not match its checksum", key=key)
     try:
-        refs = found.get("refs") or {}
+        refs = found["refs"]
         state = State(
             id=_id(found["id"]),
             generation=_natural(found["generation"]),
@@ -194,6 +203,8 @@ def decode(data: bytes, key: str) -> State:
         )
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CorruptFileError(f"{key} is no sound state file: {error!r}", key=key) from error
+    if MAIN not in state.branches:
+        raise CorruptFileError(f"{key} has no branch {MAIN!r}, which is always there", key=key)
     known = {info.id for info in state.snapshots}
     for kind, mapping in (("branch", state.branches), ("tag", state.tags)):
         for name, snapshot in mapping.items():
@@ -212,8 +223,8 @@ def _integer(value: Any) -> int:
 
 
 def _natural(value: Any) -> int:
-    if _integer(value) < 0:
-        raise ValueError(f"{value!r} is negative")
+    if not 0 <= _integer(value) < 1 << 63:
+        raise ValueError(f"{value!r} is not a whole number from 0 that has 64 bits")
     return int(value)
 
 

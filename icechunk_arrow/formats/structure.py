@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +30,19 @@ from icechunk_arrow.core.documents import ArrayColumns
 from icechunk_arrow.core.inventories import NO_ENTRIES, Entries
 from icechunk_arrow.core.json_values import decode_json
 from icechunk_arrow.core.node_rows import NodeRows
-from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts
+from icechunk_arrow.core.path_checks import fault_of_paths
+from icechunk_arrow.core.snapshot import (
+    ENTRY_BYTES,
+    NODE_BYTES,
+    AttributesRef,
+    Node,
+    Snapshot,
+    SnapshotFacts,
+)
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats import facts as facts_format
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.layout import FileKind, file_id, file_name, key_of
 from icechunk_arrow.formats.live_manifests import (
     check_extents,
@@ -65,7 +73,7 @@ KIND = FileKind.STRUCTURE
 _FACTS = "icechunk.snapshot"
 _EXTENSIONS = "icechunk.extensions"
 _WIDTH = "icechunk.width"
-_ARRAY = from_values(["array"], pa.string())[0]
+_ARRAY, _GROUP = from_values(["array", "group"], pa.string())
 
 
 def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
@@ -335,11 +343,13 @@ def decode_facts(sealed: Sealed) -> SnapshotFacts:
 def decode_footer(sealed: Sealed) -> tuple[SnapshotFacts, PackedNumbers]:
     """Read the facts and the packed numbers from a structure file's footer alone."""
     facts, document = _facts_and_document(sealed)
-    return facts, facts_format.decode_numbers(document, sealed.key)
+    return facts, facts_format.decode_numbers(document, sealed.key, budget=sealed.budget)
 
 
 def _facts_and_document(sealed: Sealed) -> tuple[SnapshotFacts, Any]:
-    document = facts_format.parse(sealed.fact(_FACTS), sealed.key)
+    text = sealed.fact(_FACTS)
+    sealed.budget.check_json(text.encode())
+    document = facts_format.parse(text, sealed.key)
     facts = facts_format.decode(document, sealed.key)
     if sealed.key != key_of(KIND, facts.id):
         raise _unsound(sealed.key, f"it holds the facts of snapshot {facts.id}")
@@ -350,13 +360,16 @@ def _unsound(key: str, fact: object) -> CorruptFileError:
     return CorruptFileError(f"{key} is no sound structure file: {fact}", key=key)
 
 
-def decode(data: bytes, identifier: str) -> Snapshot:
+def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> Snapshot:
     """Decode a whole structure file."""
-    sealed, table = envelope.read_whole(data, KIND, identifier)
+    sealed, table = envelope.read_whole(data, KIND, identifier, limit_bytes, columns=SCHEMA.names)
+    sealed.budget.check(table.nbytes + NODE_BYTES * table.num_rows)
     facts, document = _facts_and_document(sealed)
     try:
         table = _in_one_width(table)
-        entries = read_entries(one_array(table["inventories"]))
+        inventories = one_array(table["inventories"])
+        sealed.budget.check(table.nbytes + ENTRY_BYTES * len(inventories.values))
+        entries = read_entries(inventories)
         extensions = _decode_extensions(sealed)
     except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
@@ -365,7 +378,14 @@ def decode(data: bytes, identifier: str) -> Snapshot:
         sealed.key,
         manifest_count=len(entries.manifests),
         entry_count=len(entries),
+        budget=sealed.budget,
     )
+    if any(table[name].null_count for name in _NOT_NULL):
+        raise _unsound(sealed.key, "a row has no id, type or path")
+    try:
+        table["path"].validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise _unsound(sealed.key, f"a path is not UTF-8: {error}") from error
     snapshot = _snapshot(
         NodeRows(table.remove_column(_INVENTORIES), _WIDE_NODES),
         replace(entries, row_counts=numbers.row_counts, stored_bytes=numbers.stored_bytes),
@@ -386,7 +406,9 @@ def _in_one_width(table: pa.Table) -> pa.Table:
 
 
 def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
-    found = decode_json(sealed.facts.get(_EXTENSIONS, "{}").encode())
+    data = sealed.facts.get(_EXTENSIONS, "{}").encode()
+    sealed.budget.check_json(data)
+    found = decode_json(data)
     extensions = {int(node_id): patch for node_id, patch in found.items()}
     for patch in extensions.values():
         if not isinstance(patch["set"], dict) or not isinstance(patch["unset"], list):
@@ -395,18 +417,33 @@ def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
 
 
 def _check_rows(snapshot: Snapshot, key: str) -> None:
-    """Check what every reader relies on: order, unique names, and extents of the arrays' rank."""
+    """Check what every reader relies on: sound names in order, ids, and extents of the arrays' rank."""
     table = snapshot.rows.held
-    paths = snapshot.paths
-    if len(paths) != table.num_rows or not all(map(lt, paths, paths[1:])):
-        raise _unsound(key, "its paths are not in order, or one comes twice")
-    if len(snapshot.rows_by_id) != table.num_rows:
-        raise _unsound(key, "a node id comes twice")
     metadata = one_array(table["array_metadata"])
     arrays = validity(metadata)
+    if len(snapshot.paths) != table.num_rows:
+        raise _unsound(key, "a path comes twice")
+    fault = fault_of_paths(one_array(table["path"]), snapshot.paths, arrays)
+    if fault is not None:
+        raise _unsound(key, fault)
+    if len(snapshot.rows_by_id) != table.num_rows:
+        raise _unsound(key, "a node id comes twice")
+    ids = snapshot.rows.ids
+    if len(ids) and not 0 < int(ids.min()) <= int(ids.max()) < snapshot.facts.next_node_id:
+        raise _unsound(
+            key,
+            f"its next_node_id is {snapshot.facts.next_node_id}, and its nodes have ids from {ids.min()} to "
+            f"{ids.max()}",
+        )
     if (to_numpy(pc.equal(table["type"], _ARRAY)) != arrays).any():
         raise _unsound(key, "a node's type does not go with its metadata")
-    for name in ("chunk_grid", "chunk_key_encoding"):
+    if arrays.sum() + int(pc.sum(pc.equal(table["type"], _GROUP)).as_py() or 0) != table.num_rows:
+        raise _unsound(key, "a node is neither an array nor a group")
+    if (
+        validity(one_array(table["inline_attrs"])) & validity(one_array(table["attrs_reference"]))
+    ).any():
+        raise _unsound(key, "a node has attributes in two places")
+    for name in ("chunk_grid", "chunk_key_encoding", "codecs"):
         if (arrays & ~validity(metadata.field(name))).any():
             raise _unsound(key, f"an array has no {name}")
     ranks = list_lengths(metadata.field("shape"))
@@ -419,6 +456,7 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         raise _unsound(key, error) from error
 
 
+_NOT_NULL = ("id", "type", "path")
 _NODE_COLUMNS = ("id", "path", "array_metadata", "inline_attrs", "attrs_reference")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 __all__ = ["TIME_PATTERN", "decode_time", "encode_time"]
@@ -15,9 +16,16 @@ def encode_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
+_FORM = re.compile(TIME_PATTERN)
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
+"""Times of commits are added to; what lies outside is no clock's."""
+
+
 def decode_time(text: str) -> datetime:
-    """Read a time; one without a zone is refused with ``ValueError``."""
+    """Read a time; one of another form, or that no clock ever showed, is refused with ``ValueError``."""
+    if not _FORM.match(text):
+        raise ValueError(f"the time {text[:50]!r} is not like 2026-01-31T12:00:00.000000+00:00")
     moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"the time {text!r} has no zone")
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise ValueError(f"the time {text!r} is not from {_FIRST_YEAR} to {_LAST_YEAR}")
     return moment

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.cf_values import DECIDING, PACKING
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.time_units import shift_between
 
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["COMBINE_ATTRS", "Differences", "compare_files", "units_givers"]
 
 COMBINE_ATTRS = ("identical", "override", "drop_conflicts")
-_DECODING = frozenset(
-    {
-        "_FillValue",
-        "_Unsigned",
-        "add_offset",
-        "calendar",
-        "dtype",
-        "missing_value",
-        "scale_factor",
-        "units",
-    }
-)
-"""Attributes that say what stored values mean: no choice about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +25,9 @@ class Differences:
     """What may differ and is dealt with by whoever puts files together."""
 
     layouts: tuple[str, ...]
-    """Variables whose values are stored otherwise: in other chunks, or through other filters."""
+    """Variables stored otherwise: in other chunks, through other filters, with another fill value."""
+    packings: tuple[str, ...]
+    """Variables whose numbers stand for other values: with another scale, offset or missing value."""
     units: tuple[str, ...]
     """Variables whose values are counted in other units."""
     attributes: tuple[str, ...]
@@ -83,24 +73,36 @@ def compare_files(
         if left.keys() != right.keys():
             raise InvalidInputError(_membership(kind, set(left), set(right)))
     layouts: list[str] = []
+    packings: list[str] = []
     recounted: list[str] = []
     attributes: list[str] = []
     givers = units_givers(first)
     for path, mine in first.variables.items():
         theirs = other.variables[path]
         _compare_variable(mine, theirs, concat_dim)
+        grows = concat_dim in mine.dims
         giver = givers.get(path, path)
         units = [each.variables[giver].attributes.get("units") for each in (first, other)]
-        if not _same_layout(mine, theirs):
+        if grows and not (
+            _same_layout(mine, theirs) and _equal(mine.fill_value, theirs.fill_value)
+        ):
             layouts.append(path)
         if units[0] != units[1]:
             recounted.append(path)
+        packed = _is_packed(mine) and units[0] != units[1]  # what is counted are the decoded values
+        if _compare_meaning(mine, theirs, grows=grows) or packed:
+            packings.append(path)
         attributes += _attributes(
-            path, mine.attributes, theirs.attributes, combine_attrs or "identical", mine, concat_dim
+            path, mine.attributes, theirs.attributes, combine_attrs or "identical"
         )
     for path, own in first.groups.items():
         attributes += _attributes(path, own, other.groups[path], combine_attrs or "override")
-    return Differences(layouts=tuple(layouts), units=tuple(recounted), attributes=tuple(attributes))
+    return Differences(
+        layouts=tuple(layouts),
+        packings=tuple(packings),
+        units=tuple(recounted),
+        attributes=tuple(attributes),
+    )
 
 
 def _membership(kind: str, left: set[str], right: set[str]) -> str:
@@ -118,10 +120,9 @@ def _compare_variable(mine: Variable, theirs: Variable, concat_dim: str) -> None
     facts: list[tuple[str, Any, Any]] = [
         ("dimensions", mine.dims, theirs.dims),
         ("type", _type(mine), _type(theirs)),
-        ("fill value", mine.fill_value, theirs.fill_value),
     ]
     for name, own, its in facts:
-        if own != its and not (own != own and its != its):  # noqa: PLR0124 -- NaN
+        if own != its:
             raise InvalidInputError(
                 f"the {name} of {path!r}: {its} here, {own} in the first file; leave it out with "
                 f"drop=[{path!r}]"
@@ -159,39 +160,71 @@ def _decoders(variable: Variable) -> list[Any]:
     ]
 
 
+def _equal(own: Any, its: Any) -> bool:
+    return bool(own == its) or (own != own and its != its)  # noqa: PLR0124 -- NaN
+
+
+def _is_packed(variable: Variable) -> bool:
+    return bool({"scale_factor", "add_offset"} & variable.attributes.keys())
+
+
+def _compare_meaning(mine: Variable, theirs: Variable, *, grows: bool) -> bool:
+    """Tell whether stored numbers have to be decoded before they can follow one another, or raise.
+
+    Attributes that a person wants to drop are compared as well: without them, numbers of two files that mean
+    different values would look alike.
+    """
+    own, its = mine.attributes | mine.dropped, theirs.attributes | theirs.dropped
+    decodes = False
+    for name in sorted((own.keys() | its.keys()) & DECIDING):
+        left, right = own.get(name), its.get(name)
+        if repr(left) == repr(right) or (
+            name == "calendar" and _calendar(left) == _calendar(right)
+        ):
+            continue
+        fact = (
+            f"the attribute {name!r} of {mine.path!r} is {right!r} here and {left!r} in the first file, and says "
+            f"what stored values mean"
+        )
+        if name in mine.dropped or name in theirs.dropped:
+            raise InvalidInputError(
+                f"{fact}: it cannot be left out. Without drop=['{mine.path}@{name}'] values are decoded where "
+                f"they are written (virtual=False, or rewrite); or leave the variable out with "
+                f"drop=[{mine.path!r}]"
+            )
+        if name == "units" and grows and _convertible(mine.attributes, theirs.attributes):
+            continue
+        if not (name in PACKING and grows and mine.decoded and theirs.decoded):
+            raise InvalidInputError(
+                f"{fact}. Bring such files into groups of their own, or leave the variable out with "
+                f"drop=[{mine.path!r}]"
+            )
+        decodes = True
+    return decodes
+
+
+def _calendar(said: Any) -> str:
+    word = str(said or "standard").lower()
+    return "standard" if word == "gregorian" else word
+
+
 def _attributes(
-    path: str,
-    mine: dict[str, Any],
-    theirs: dict[str, Any],
-    combine_attrs: str,
-    variable: Variable | None = None,
-    concat_dim: str | None = None,
+    path: str, mine: dict[str, Any], theirs: dict[str, Any], combine_attrs: str
 ) -> list[str]:
-    """Give the attributes that differ and may, or raise."""
+    """Give the attributes that differ and may, or raise; those that decide values are compared elsewhere."""
     different = [
         name
-        for name in sorted(mine.keys() | theirs.keys())
+        for name in sorted((mine.keys() | theirs.keys()) - DECIDING)
         if repr(mine.get(name)) != repr(theirs.get(name))
     ]
-    allowed = []
-    for name in different:
-        if variable is not None and name in _DECODING:
-            if name == "units" and concat_dim in variable.dims and _convertible(mine, theirs):
-                continue
-        elif combine_attrs != "identical":
-            allowed.append(f"{path}@{name}")
-            continue
+    if different and combine_attrs == "identical":
+        name = different[0]
         raise InvalidInputError(
             f"the attribute {name!r} of {path!r} is {theirs.get(name)!r} here and {mine.get(name)!r} in the "
-            f"first file; "
-            + (
-                f"leave it out with drop=['{path}@{name}']"
-                if variable is not None and name in _DECODING
-                else "take the first file's with combine_attrs='override', or those that all agree on with "
-                "'drop_conflicts'"
-            )
+            f"first file; take the first file's with combine_attrs='override', or those that all agree on with "
+            f"'drop_conflicts'"
         )
-    return allowed
+    return [f"{path}@{name}" for name in different]
 
 
 def _convertible(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:

@@ -5,13 +5,16 @@ Owns the columns of such rows, and the jobs that take them in. Where rows come f
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.progress import Amount
+from icechunk_arrow.ingest.source_facts import facts_added
 from icechunk_arrow.ingest.spark_frames import rows_of
 from icechunk_arrow.spark.writing.entries import StageRows
 from icechunk_arrow.spark.writing.partitioning import by_grid
@@ -94,6 +97,7 @@ def take_rows(
     *,
     paths: list[str],
     virtual: bool,
+    detect_changes: bool,
     files: SourceFiles,
     reporter: Reporter,
 ) -> int:
@@ -109,6 +113,8 @@ def take_rows(
         The arrays.
     virtual
         Refer to chunks that stand somewhere; otherwise copy them.
+    detect_changes
+        Record what files are now with references that do not say it.
     files
         Reads them.
     reporter
@@ -121,22 +127,30 @@ def take_rows(
             rows.agg(
                 sf.count("location").alias("there"),
                 sf.count("data").alias("inline"),
+                sf.count_if(sf.isnull("location") == sf.isnull("data")).alias("unclear"),
                 sf.coalesce(sf.sum("length"), sf.lit(0)).alias("bytes"),
             )
         )
+    if found["unclear"]:
+        raise InvalidInputError(
+            f"{found['unclear']} rows have neither a location nor data, or both; each row is one chunk, which "
+            f"stands somewhere or in the row. Nothing was changed."
+        )
+    if found["there"] and found["inline"]:
+        _check_once(rows)
     count = 0
     if found["there"]:
         chosen = rows.where(sf.col("location").isNotNull())
         amount = Amount(chunks=found["there"], bytes=found["bytes"])
         if virtual:
-            placed = by_grid(chosen.select(*_REFERENCE), session, paths, None)
-            work: Any = StageRows(kind="references", array_path=None)
+            count += _refer(
+                chosen, session, paths, amount, reporter, files if detect_changes else None
+            )
         else:
             tasks = _copying_tasks(found["there"], found["bytes"])
             placed = chosen.select(*_REFERENCE[:5]).repartitionByRange(tasks, "path", "index")
-            work = CopyChunks(files=files)
-        with reporter.stage("referring to chunks" if virtual else "copying chunks", amount):
-            count += run_tasks(placed, session, work).chunk_count
+            with reporter.stage("copying chunks", amount):
+                count += run_tasks(placed, session, CopyChunks(files=files)).chunk_count
     if found["inline"]:
         chosen = rows.where(sf.col("data").isNotNull()).select("path", "index", "data")
         placed = by_grid(chosen, session, paths, None)
@@ -144,3 +158,38 @@ def take_rows(
             staging = StageRows(kind="chunks", array_path=None)
             count += run_tasks(placed, session, staging).chunk_count
     return count
+
+
+def _check_once(rows: Any) -> None:
+    """Refuse chunks that are given twice, here and there: each is written by a job of its own, which sees one."""
+    from pyspark.sql import functions as sf  # noqa: PLC0415
+
+    named = rows.groupBy("path", "index").agg(
+        sf.count("location").alias("there"), sf.count("data").alias("inline")
+    )
+    twice = rows_of(named.where("there > 0 AND inline > 0").limit(1))
+    if twice:
+        raise InvalidInputError(
+            f"the chunk {twice[0]['index']} of {twice[0]['path']!r} comes twice: with a location, and as data. "
+            f"Nothing was changed."
+        )
+
+
+def _refer(
+    chosen: Any,
+    session: Session,
+    paths: list[str],
+    amount: Amount,
+    reporter: Reporter,
+    files: SourceFiles | None,
+) -> int:
+    """Refer to chunks; with ``files``, of each the ETag or time that it has now is recorded."""
+    rows = chosen.select(*_REFERENCE)
+    with ExitStack() as stack:
+        if files is not None:
+            with reporter.stage("asking files", Amount()):
+                rows = stack.enter_context(facts_added(rows, files))
+        placed = by_grid(rows, session, paths, None)
+        work = StageRows(kind="references", array_path=None)
+        with reporter.stage("referring to chunks", amount):
+            return run_tasks(placed, session, work).chunk_count

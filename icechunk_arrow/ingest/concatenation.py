@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from icechunk_arrow.core.cf_values import PACKING
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.zarr_types import array_document, check_readable, default_codecs
+from icechunk_arrow.ingest.zarr_types import (
+    array_document,
+    check_readable,
+    data_type_of,
+    default_codecs,
+    fill_value_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +66,11 @@ class OddOnes:
     """Variables that some file has otherwise than the first, with the first such file's name."""
 
     layouts: Mapping[str, str]
-    """Stored in other chunks, or through other filters."""
+    """Stored in other chunks, through other filters, or with another fill value."""
+    packings: Mapping[str, str]
+    """With another scale, offset or missing value."""
+    decoded: Mapping[str, np.dtype[Any]]
+    """The type in which the decoded values of such variables can follow one another."""
     units: Mapping[str, str]
     """Counted in other units."""
 
@@ -72,6 +85,8 @@ class ArrayPlan:
     chunks: tuple[int, ...]
     document: dict[str, Any]
     referred: bool
+    decoded: bool
+    """Whether values are written as they are once decoded, as files pack them differently."""
 
     @property
     def group(self) -> str:
@@ -143,6 +158,7 @@ def _plan(
     shape = list(variable.shape)
     if axis is not None:
         shape[axis] = sum(lengths)
+    must_decode = variable.path in odd.packings
     chunks, fault = None, "it is to be rewritten"
     if choices.virtual and not _named(variable, choices.rewrite):
         chunks, fault = _referable(variable, axis, lengths, names, odd)
@@ -150,15 +166,20 @@ def _plan(
         if coordinate and len(names) > 1:
             chunks = None  # its units may differ, and one chunk reads faster than one per file
         elif chunks is None and (
-            variable.size_bytes >= choices.rewrite_below_bytes or variable.path in odd.layouts
+            variable.size_bytes >= choices.rewrite_below_bytes
+            or variable.path in odd.layouts
+            or must_decode
         ):
             raise InvalidInputError(
-                f"no virtual references to {variable.path!r}: {fault}. Write its values with "
-                f"rewrite=[{variable.path!r}], all with virtual=False, or leave it out with "
+                f"no virtual references to {variable.path!r}: {fault}. Write its values"
+                + (f", decoded as {odd.decoded[variable.path]}," if must_decode else "")
+                + f" with rewrite=[{variable.path!r}], all with virtual=False, or leave it out with "
                 f"drop=[{variable.path!r}]",
                 path=variable.path,
             )
     referred = chunks is not None
+    if must_decode:
+        variable = _decoded(variable, odd.decoded[variable.path])
     codecs: Sequence[Any] = variable.codecs
     if chunks is None:
         chunks = _target_chunks(variable, tuple(shape), choices.chunks)
@@ -175,7 +196,24 @@ def _plan(
     if not referred:
         check_readable(document, variable.path)
     return ArrayPlan(
-        variable=variable, axis=axis, chunks=tuple(chunks), document=document, referred=referred
+        variable=variable,
+        axis=axis,
+        chunks=tuple(chunks),
+        document=document,
+        referred=referred,
+        decoded=must_decode,
+    )
+
+
+def _decoded(variable: Variable, dtype: np.dtype[Any]) -> Variable:
+    """Say what a variable is once its values are decoded: nothing is packed any more, and no value is NaN."""
+    attributes = {name: each for name, each in variable.attributes.items() if name not in PACKING}
+    return replace(
+        variable,
+        dtype=dtype,
+        data_type=data_type_of(dtype),
+        fill_value=fill_value_of(dtype.type(np.nan) if dtype.kind == "f" else dtype.type(0), dtype),
+        attributes=attributes,
     )
 
 
@@ -199,8 +237,16 @@ def _referable(
     if variable.unreferable is not None:
         return None, variable.unreferable
     path = variable.path
+    if path in odd.packings:
+        return None, (
+            f"{odd.packings[path]} has it with another scale, offset, missing value or valid range than the "
+            f"first file, so that the same stored number means another value there"
+        )
     if path in odd.layouts:
-        return None, f"{odd.layouts[path]} has it with other chunks or filters than the first file"
+        return None, (
+            f"{odd.layouts[path]} has it with other chunks or filters, or another fill value, than the first "
+            f"file"
+        )
     if path in odd.units:
         return None, f"{odd.units[path]} counts it in other units than the first file"
     if variable.chunks is None:

@@ -1,8 +1,9 @@
 """Rows of a Delta table into arrays: all of them, or only what came since the last time.
 
 Owns which rows are taken, and how it is remembered: the table's version stands among the snapshot's properties as
-the last batch of a stream does, and every later commit carries it forward. So a run that is repeated does nothing,
-and one that was interrupted begins again.
+the last batch of a stream does, once for each array, and every later commit carries it forward. So a run that is
+repeated does nothing, and one that was interrupted begins again. A table is known by Delta's id: one that was made
+anew is another one.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from icechunk_arrow.core.stream_marks import LAST_BATCHES, Batch
+from icechunk_arrow.core.stream_marks import Advance, last_batches
 from icechunk_arrow.delta.tables import DeltaTable, delta_table
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
@@ -24,14 +26,15 @@ from icechunk_arrow.ingest.spark_frames import check_choice
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.quoting import identifier
-from icechunk_arrow.spark.writing.rows import write_rows
+from icechunk_arrow.spark.writing.rows import row_targets, write_rows
 from icechunk_arrow.spark.writing.streams import commit_batch
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from icechunk_arrow.ingest.progress import Progress
+    from icechunk_arrow.spark.writing.rows import RowTargets
 
     Arrays = str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 
@@ -101,13 +104,14 @@ def delta(
         ``appends`` takes rows that were added since, and refuses a table in which others were changed or deleted
         (a classic Spark session only: it is a stream of Delta's). ``changes`` takes the table's Change Data Feed:
         rows that were inserted or updated are written, the latest for each cell; the cells of deleted rows become
-        what null becomes: NaN, no time, or the fill value. ``all`` takes all rows again whenever there is a new
+        what null becomes in ``write_rows``. ``all`` takes all rows again whenever there is a new
         version; cells of rows that are gone stay as they are.
     version
         Up to which version of the table; the newest if none is named. Not with ``appends``.
     name
-        What the snapshot's properties call this ingest. Needed where one table goes into several places of a
-        repository by several calls: each has to have a name of its own.
+        What the snapshot's properties call this ingest. Each array remembers for itself up to which version of
+        which table it was filled, so that a table may go into several groups, and an array that is new takes all
+        rows. Under another name, all rows are taken once more.
     branch, message, metadata
         Of the commit.
     storage_options
@@ -146,18 +150,29 @@ def delta(
     elif storage_options is not None:
         raise InvalidInputError("storage_options go with a URL; a repository has its own")
     session = repository.writable_session(branch)
-    query_id = f"delta:{name or source.id()}"
-    since = _version_in(repository, session, query_id)
-    until = source.newest_version() if version is None else version
-    if since is not None and since >= until:
-        return run.ingested(None, since, since)
-    reached = run.write(session, since, until)
-    if since is not None and reached == since:
-        return run.ingested(None, since, since)
-    batch = Batch(query_id=query_id, batch_id=reached)
-    said = message or f"rows of {source.label} up to version {reached}"
-    snapshot_id = commit_batch(repository, session, batch, said, metadata or {})
-    return run.ingested(snapshot_id, since, reached)
+    table_id = source.id()
+    targets = run.targets(session)
+    prefix = f"delta:{table_id}" if name is None else f"delta:{name}:{table_id}"
+    queries = {path: f"{prefix}:{path}" for path in targets.paths.values()}
+    last = last_batches(repository.lookup_snapshot(session.snapshot_id).metadata)
+    since = {
+        path: None if session.find_array(path) is None else last.get(query)  # none that is gone
+        for path, query in queries.items()
+    }
+    until = _until(source, version, since)
+    reached = run.advance(session, targets, since, until)
+    known = [number for number in since.values() if number is not None]
+    oldest = min(known) if len(known) == len(since) else None
+    if not reached:
+        return run.ingested(None, oldest, min(known))
+    advance = Advance(
+        since={queries[path]: last.get(queries[path]) for path in reached},
+        reached={queries[path]: number for path, number in reached.items()},
+    )
+    newest = max(reached.values())
+    said = message or f"rows of {source.label} up to version {newest}"
+    snapshot_id = commit_batch(repository, session, advance, said, metadata or {})
+    return run.ingested(snapshot_id, oldest, newest)
 
 
 def _into_session(
@@ -177,11 +192,17 @@ def _into_session(
     return run.ingested(None, None, run.write(session, None, until))
 
 
-def _version_in(repository: Repository, session: Session, query_id: str) -> int | None:
-    """Tell which version of the table a session's snapshot has; None if none."""
-    properties = repository.lookup_snapshot(session.snapshot_id).metadata
-    found: int | None = properties.get(LAST_BATCHES, {}).get(query_id)
-    return found
+def _until(source: DeltaTable, version: int | None, since: Mapping[str, int | None]) -> int:
+    """Tell up to which version to take; never back to one before what is there."""
+    if version is None:
+        return source.newest_version()
+    for path, number in since.items():
+        if number is not None and number > version:
+            raise InvalidInputError(
+                f"{path!r} has version {number} of the table already, and version={version} is older: reset the "
+                f"branch to a commit from before, or take it under another name="
+            )
+    return version
 
 
 def _checked_for_changes(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +241,50 @@ class _Run:
             since_version=None if self.take == "all" else since,
             version=version,
         )
+
+    def targets(self, session: Session) -> RowTargets:
+        """Say which columns of the table go to which arrays."""
+        return row_targets(self.source.frame(), session, self.arrays, **self.options)
+
+    def advance(
+        self,
+        session: Session,
+        targets: RowTargets,
+        since: Mapping[str, int | None],
+        until: int,
+    ) -> dict[str, int]:
+        """Bring arrays to a version, each from where it stands; tell which came further, and to which.
+
+        Usually all stand at the same version; an array that is new takes all rows while the others take new ones.
+        """
+        groups: dict[int | None, list[str]] = {}
+        for column, path in targets.paths.items():
+            groups.setdefault(since[path], []).append(column)
+        reached: dict[str, int] = {}
+        for start, columns in groups.items():
+            if start is not None and start >= until:
+                continue
+            part = self if len(groups) == 1 else self._part(columns, targets)
+            found = part.write(session, start, until)
+            self.paths |= part.paths
+            self.chunk_count = (
+                self.chunk_count if part is self else self.chunk_count + part.chunk_count
+            )
+            if start is None or found > start:
+                reached |= dict.fromkeys((targets.paths[column] for column in columns), found)
+        return reached
+
+    def _part(self, columns: Sequence[str], targets: RowTargets) -> _Run:
+        """Give a run of some of the columns of values."""
+        said = self.arrays if isinstance(self.arrays, Mapping) else {}
+        arrays: dict[str, Any] = {}
+        for column in columns:
+            own = said.get(column, {})
+            arrays[column] = (dict(own) if isinstance(own, Mapping) else {}) | {
+                "path": targets.paths[column]
+            }
+        options = {**self.options, "dimensions": list(targets.dimensions)}
+        return replace(self, arrays=arrays, options=options, paths=set(), chunk_count=0)
 
     def write(self, session: Session, since: int | None, until: int) -> int:
         """Write the rows of versions after one, up to another; tell which version that came to."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from icechunk_arrow.core.cf_values import DECIDING, PACKING, decoded_dtype
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.hdf5_filters import codec_of_filter
 from icechunk_arrow.ingest.zarr_types import (
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["FileFacts", "ScanOptions", "Variable", "find_variable", "read_values", "scan_file"]
+__all__ = [
+    "FileFacts",
+    "ScanOptions",
+    "Variable",
+    "find_variable",
+    "packing_of",
+    "read_values",
+    "scan_file",
+]
 
 _HIDDEN = frozenset(
     {
@@ -47,6 +56,7 @@ _HIDDEN = frozenset(
 _NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable."
 _FLOATS = {("f", 2), ("f", 4), ("f", 8), ("c", 8), ("c", 16)}
 _NOT_COORDINATE = "_nc4_non_coord_"
+_SLAB_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +67,6 @@ class ScanOptions:
     drop: frozenset[str] = frozenset()
     """Paths of variables and groups, and of attributes as ``/variable@attribute``."""
     concat_dim: str | None = None
-    compare_bytes: int = 1 << 24
-    """Values of variables without that dimension are compared up to this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +85,15 @@ class Variable:
     fill_value: Any
     codecs: tuple[Any, ...]
     attributes: dict[str, Any]
+    dropped: dict[str, Any]
+    """Attributes that decide values, and that somebody wants to leave out."""
+    decoded: str | None
+    """The type that its numbers have once they are decoded; None for what is no number."""
     unreferable: str | None
     """Why no reference can point to its values; None where one can."""
     chunk_count: int
     fingerprint: str | None
-    """Of its values, where it does not grow and is small."""
+    """Of its values, where it does not grow."""
 
     @property
     def size_bytes(self) -> int:
@@ -260,23 +272,60 @@ def _variable(
         fill_value=fill_value_of(dataset.fillvalue, dtype),
         codecs=codecs,
         attributes=_attributes(dataset, path, options.drop, dtype),
+        dropped={
+            name: _plain(dataset.attrs[name])
+            for name in dataset.attrs
+            if name in DECIDING and f"{path}@{name}" in options.drop
+        },
+        decoded=_decoded(dtype, packing_of(dataset, path, options.drop)),
         unreferable=unreferable,
         chunk_count=dataset.id.get_num_chunks() if dataset.chunks else 1,
         fingerprint=None,
     )
-    static = options.concat_dim is not None and options.concat_dim not in names
-    if static and variable.size_bytes <= options.compare_bytes:
-        return _with_fingerprint(variable, dataset)
+    if options.concat_dim is not None and options.concat_dim not in names:
+        return replace(variable, fingerprint=_fingerprint(variable, dataset))
     return variable
 
 
-def _with_fingerprint(variable: Variable, dataset: h5py.Dataset) -> Variable:
-    values = read_values(dataset, variable.dtype, variable.shape)
-    data = (
-        "\0".join(values.ravel().tolist()).encode() if variable.dtype is None else values.tobytes()
-    )
-    digest = hashlib.sha256(data).hexdigest()
-    return replace(variable, fingerprint=digest)
+def _fingerprint(variable: Variable, dataset: h5py.Dataset) -> str:
+    """Sum up the values, of whatever size: what is taken from one file must be the same in all."""
+    digest = hashlib.sha256()
+    rest = tuple(slice(0, length) for length in variable.shape[1:])
+    for rows in _slabs(variable):
+        values = read_values(dataset, variable.dtype, variable.shape, (*rows, *rest))
+        texts = variable.dtype is None
+        digest.update("\0".join(values.ravel().tolist()).encode() if texts else values.tobytes())
+    return digest.hexdigest()
+
+
+def _slabs(variable: Variable) -> Iterator[tuple[slice, ...]]:
+    """Cut the first axis into parts of a size that memory has, of whole chunks."""
+    if not variable.shape:
+        yield ()
+        return
+    row_bytes = max(1, variable.size_bytes // max(1, variable.shape[0]))
+    edge = variable.chunks[0] if variable.chunks else 1
+    step = max(1, _SLAB_BYTES // (row_bytes * edge)) * edge
+    for start in range(0, variable.shape[0], step):
+        yield (slice(start, min(start + step, variable.shape[0])),)
+
+
+def packing_of(dataset: h5py.Dataset, path: str, drop: Collection[str]) -> dict[str, Any]:
+    """Give the attributes that say what stored numbers stand for, as the file has them."""
+    return {
+        name: dataset.attrs[name]
+        for name in dataset.attrs
+        if name in PACKING and f"{path}@{name}" not in drop
+    }
+
+
+def _decoded(dtype: np.dtype[Any] | None, packing: dict[str, Any]) -> str | None:
+    if dtype is None or dtype.kind not in "iuf":
+        return None
+    try:
+        return decoded_dtype(dtype, packing).str
+    except (TypeError, ValueError):  # a scale that is text, as nothing would decode it
+        return None
 
 
 def _dtype(dataset: h5py.Dataset) -> tuple[np.dtype[Any] | None, str | None]:
@@ -304,6 +353,9 @@ def _codecs(
         return (), "its values stand in another file"
     if layout == h5py.h5d.COMPACT:
         return (), "its values stand in the header of the file"
+    fault = _odd_bytes(dataset)
+    if fault is not None:
+        return (), fault
     codecs: list[Any] = [bytes_codec(dtype)]
     for place in range(properties.get_nfilters()):
         number, _, settings, name = properties.get_filter(place)
@@ -312,6 +364,22 @@ def _codecs(
             return (), f"Zarr has no codec for its filter {codec}"
         codecs.append(codec)
     return tuple(codecs), None
+
+
+def _odd_bytes(dataset: h5py.Dataset) -> str | None:
+    """Say why the stored bytes are not those of the type that h5py gives, which converts them."""
+    kind = dataset.id.get_type()
+    if isinstance(kind, h5py.h5t.TypeStringID):
+        padded = kind.get_strpad() != h5py.h5t.STR_NULLTERM or kind.get_size() == 1
+        return None if padded else "its texts end at a NUL, and anything may stand behind"
+    if isinstance(kind, h5py.h5t.TypeEnumID):
+        kind = kind.get_super()
+    if isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeBitfieldID):
+        whole = kind.get_precision() == 8 * kind.get_size() and kind.get_offset() == 0
+        return None if whole else "its numbers have fewer bits than their bytes"
+    if isinstance(kind, h5py.h5t.TypeFloatID) and kind != h5py.h5t.py_create(dataset.dtype):
+        return "its floats are not those of IEEE 754"
+    return None
 
 
 def _attributes(

@@ -15,10 +15,23 @@ import numpy as np
 import pyarrow as pa
 import zarr
 
+from icechunk_arrow.core.cf_values import decode_values, missing_values
 from icechunk_arrow.core.columns import from_numpy, from_values
-from icechunk_arrow.errors import CorruptFileError, IcechunkArrowError, InvalidInputError
+from icechunk_arrow.errors import (
+    CorruptFileError,
+    IcechunkArrowError,
+    InvalidInputError,
+    SourceChangedError,
+)
 from icechunk_arrow.ingest.agreement import compare_files
-from icechunk_arrow.ingest.hdf5 import FileFacts, ScanOptions, find_variable, read_values, scan_file
+from icechunk_arrow.ingest.hdf5 import (
+    FileFacts,
+    ScanOptions,
+    find_variable,
+    packing_of,
+    read_values,
+    scan_file,
+)
 from icechunk_arrow.ingest.hdf5_chunks import chunk_places
 from icechunk_arrow.ingest.time_units import shift_between
 from icechunk_arrow.ingest.zarr_types import quiet
@@ -51,13 +64,19 @@ SCAN_SCHEMA = pa.schema(
         ("lengths", pa.list_(pa.int64())),
         ("chunk_count", pa.int64()),
         ("layouts", pa.list_(pa.string())),
+        ("packings", pa.list_(pa.string())),
+        ("decoded", pa.list_(pa.string())),
         ("units", pa.list_(pa.string())),
         ("attributes", pa.list_(pa.string())),
         ("error", pa.string()),
         ("reason", pa.string()),
     ]
 )
-"""One row per file: what it is, how long along the dimension, and how it differs from the first."""
+"""One row per file: what it is, how long along the dimension, and how it differs from the first.
+
+``decoded`` is the type of each of ``packings`` once it is decoded.
+"""
+_LISTS = ("layouts", "packings", "decoded", "units", "attributes")
 _FLUSH_ROWS = 1 << 20
 _OPEN_FILES = 4
 
@@ -115,14 +134,13 @@ class Scan:
 
     def _row(self, position: int, location: str) -> dict[str, Any]:
         row: dict[str, Any] = dict.fromkeys(SCAN_SCHEMA.names)
-        row |= {"position": position, "location": location, "layouts": [], "units": []}
-        row |= {"attributes": []}
+        row |= {"position": position, "location": location} | {name: [] for name in _LISTS}
         try:
             file, facts = scan_url(self.files, location, self.options)
             row |= {
                 "size_bytes": file.size_bytes,
                 "etag": file.etag,
-                "last_modified": None if file.etag is not None else file.last_modified,
+                "last_modified": file.last_modified,
                 "chunk_count": sum(each.chunk_count for each in facts.variables.values()),
             }
             if self.options.concat_dim is not None:
@@ -132,6 +150,8 @@ class Scan:
                 lengths = facts.lengths(self.options.concat_dim)
                 row["lengths"] = [lengths[group] for group in sorted(lengths)]
                 row["layouts"] = list(found.layouts)
+                row["packings"] = list(found.packings)
+                row["decoded"] = [facts.variables[path].decoded for path in found.packings]
                 row["units"] = list(found.units)
                 row["attributes"] = list(found.attributes)
         except IcechunkArrowError as error:
@@ -246,11 +266,11 @@ class _References:
             values = np.concatenate([getattr(places, name)[kept] for places, kept in self._places])
             columns[name] = from_numpy(values, pa.int64())
         for name in ("location", "etag"):
-            if any(row[name] is not None for row in self._files):
-                words = from_values([row[name] for row in self._files], pa.string())
+            if any(row.get(name) is not None for row in self._files):
+                words = from_values([row.get(name) for row in self._files], pa.string())
                 columns[name] = words.take(codes)
-        if any(row["last_modified"] is not None for row in self._files):
-            times = from_values([row["last_modified"] for row in self._files], pa.int64())
+        if any(row.get("last_modified") is not None for row in self._files):
+            times = from_values([row.get("last_modified") for row in self._files], pa.int64())
             columns["last_modified"] = times.take(codes).view(pa.timestamp("us", "UTC"))
         return pa.Table.from_pydict(columns)
 
@@ -269,8 +289,11 @@ class WriteTarget:
     path: str
     source: str
     dtype: np.dtype[Any] | None
+    """In the files."""
     shape: tuple[int, ...]
     """Of the first file's variable."""
+    decoded: np.dtype[Any] | None
+    """In the array, where values are decoded as each file says; None where they stay as they are stored."""
     axis: int | None
     units_source: str
     """The variable whose attributes say the units."""
@@ -280,10 +303,11 @@ class WriteTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteValues:
-    """Writes blocks of arrays from pieces of files: one row per block."""
+    """Writes blocks of arrays from pieces of files: one row per block, with what the files were."""
 
     files: SourceFiles
     source_group: str
+    drop: frozenset[str]
     targets: Mapping[str, WriteTarget]
 
     def __call__(self, fork: Any, batches: Iterable[pa.RecordBatch]) -> None:
@@ -306,38 +330,56 @@ class WriteValues:
         region: tuple[slice, ...],
     ) -> npt.NDArray[Any]:
         parts = []
-        for location, start, stop in zip(row["locations"], row["froms"], row["tos"], strict=True):
+        names = ("locations", "etags", "times", "froms", "tos")
+        for location, etag, time, start, stop in zip(*(row[name] for name in names), strict=True):
             own, shape = list(region), list(target.shape)
             if target.axis is not None:
                 own[target.axis] = slice(start, stop)
                 shape[target.axis] = stop
             with _naming(location):
-                file = opened.get(location)
+                file = opened.get(location, etag, time)
                 dataset = find_variable(file, self.source_group, target.source)
                 values = read_values(dataset, target.dtype, tuple(shape), tuple(own))
-                parts.append(self._in_units(file, target, values, dataset.fillvalue))
+                missing = self._missing(dataset, target, values)
+                if target.decoded is not None:
+                    packing = packing_of(dataset, target.source, self.drop)
+                    values = decode_values(values, packing).astype(target.decoded, copy=False)
+                parts.append(self._in_units(file, target, values, missing))
         block = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=target.axis or 0)
         return block.astype(np.dtypes.StringDType()) if target.dtype is None else block
 
+    def _missing(
+        self, dataset: h5py.Dataset, target: WriteTarget, values: npt.NDArray[Any]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Tell which stored numbers stand for no value, and are no times; None where nothing counts any."""
+        if target.axis is None or not isinstance(target.units, str) or target.dtype is None:
+            return None
+        packing = packing_of(dataset, target.source, self.drop)
+        return np.isin(values, [dataset.fillvalue, *missing_values(packing)])
+
     def _in_units(
-        self, file: h5py.File, target: WriteTarget, values: npt.NDArray[Any], fill: Any
+        self,
+        file: h5py.File,
+        target: WriteTarget,
+        values: npt.NDArray[Any],
+        missing: npt.NDArray[np.bool_] | None,
     ) -> npt.NDArray[Any]:
         """Count times as the first file does."""
-        if target.axis is None or not isinstance(target.units, str):
+        if missing is None:
             return values
         source = find_variable(file, self.source_group, target.units_source)
         units = source.attrs.get("units", b"")
         text = units.decode() if isinstance(units, bytes) else str(units)
         if text == target.units:
             return values
-        shift = shift_between(text, target.units, target.calendar)
-        found = None if shift is None else shift.apply(values)
+        shift = shift_between(text, str(target.units), target.calendar)
+        there = np.where(missing, np.zeros_like(values), values)
+        found = None if shift is None else shift.apply(there)
         if found is None:
             raise InvalidInputError(
                 f"{target.source!r} counts {text!r}, which cannot be said exactly in {target.units!r} of the "
                 f"first file"
             )
-        missing = values == fill
         found[missing] = values[missing]
         return found
 
@@ -368,9 +410,10 @@ class _OpenFiles:
         while self._open:
             self._open.popitem()[1][1].close()
 
-    def get(self, url: str) -> h5py.File:
-        """Give an open file."""
+    def get(self, url: str, etag: str | None, last_modified: int | None) -> h5py.File:
+        """Give an open file, if it is still the one that was looked at."""
         if url not in self._open:
+            _check_unchanged(self._files.facts(url), etag, last_modified)
             if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)[1][1].close()
             with ExitStack() as stack:
@@ -378,6 +421,15 @@ class _OpenFiles:
                 self._open[url] = file, stack.pop_all()
         self._open.move_to_end(url)
         return self._open[url][0]
+
+
+def _check_unchanged(file: SourceFile, etag: str | None, last_modified: int | None) -> None:
+    """Refuse a file that was rewritten since all files were compared: it may be shorter, or mean other values."""
+    if (file.etag, file.last_modified) != (etag, last_modified):
+        raise SourceChangedError(
+            f"{file.url} was changed while it was taken in. Nothing was changed; begin again when it is done.",
+            location=file.url,
+        )
 
 
 def _open_array(fork: Any, path: str) -> Any:

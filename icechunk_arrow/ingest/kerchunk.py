@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.ingest.hierarchy import SourceArray
-    from icechunk_arrow.storage.source_files import SourceFiles
+    from icechunk_arrow.storage.source_files import SourceFile, SourceFiles
 
 __all__ = ["KERCHUNK_ROWS", "Locations", "ReadJson", "ReadRecords", "RecordArray", "is_kerchunk"]
 
@@ -60,12 +60,12 @@ def is_kerchunk(source: Mapping[Any, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Locations:
-    """Makes absolute URLs of what reference files say, and finds the sizes of files that are meant whole."""
+    """Makes absolute URLs of what reference files say, and looks at files that are meant whole."""
 
     files: SourceFiles
     base: str | None
     """What stands before locations that are not absolute."""
-    _sizes: dict[str, int] = field(default_factory=dict)
+    _whole: dict[str, SourceFile] = field(default_factory=dict)
 
     def absolute(self, location: str) -> str:
         """Write a location as a virtual chunk has it."""
@@ -80,11 +80,11 @@ class Locations:
             )
         return self.base + location if self.base.endswith("/") else f"{self.base}/{location}"
 
-    def size_of(self, url: str) -> int:
-        """Give the size of a whole file."""
-        if url not in self._sizes:
-            self._sizes[url] = self.files.facts(url).size_bytes
-        return self._sizes[url]
+    def whole(self, url: str) -> SourceFile:
+        """Look at a whole file, once."""
+        if url not in self._whole:
+            self._whole[url] = self.files.facts(url)
+        return self._whole[url]
 
 
 @dataclass(slots=True)
@@ -95,22 +95,29 @@ class _Columns:
     locations: list[str | None] = field(default_factory=list)
     offsets: list[int | None] = field(default_factory=list)
     lengths: list[int | None] = field(default_factory=list)
+    etags: list[str | None] = field(default_factory=list)
+    times: list[int | None] = field(default_factory=list)
     data: list[bytes | None] = field(default_factory=list)
 
     def add(self, name: str, value: Any, template: _Templates, locations: Locations) -> None:
         """Add a chunk as JSON says it."""
-        self.names.append(name)
+        url = data = offset = length = file = None
         if isinstance(value, str):
-            self.data.append(_inline(value))
-            for column in (self.locations, self.offsets, self.lengths):
-                column.append(None)
-            return
-        url = locations.absolute(template.filled(value[0]))
-        offset, length = (value[1], value[2]) if len(value) > 1 else (0, locations.size_of(url))
+            data = _inline(value)
+        else:
+            url = locations.absolute(template.filled(value[0]))
+            if len(value) > 1:
+                offset, length = value[1], value[2]
+            else:
+                file = locations.whole(url)
+                offset, length = 0, file.size_bytes
+        self.names.append(name)
         self.locations.append(url)
         self.offsets.append(offset)
         self.lengths.append(length)
-        self.data.append(None)
+        self.etags.append(file.etag if file is not None else None)
+        self.times.append(file.last_modified if file is not None else None)
+        self.data.append(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +260,18 @@ def _chunk_batches(
                 ("location", found.locations),
                 ("offset", found.offsets),
                 ("length", found.lengths),
+                ("etag", found.etags),
                 ("data", found.data),
             )
         }
+        times = from_values([found.times[row] for row in chosen], pa.int64())
         values |= {"source": [source] * len(chosen), "path": [path] * len(chosen)}
-        yield _batch(values, len(chosen), index=index_lists(index[start : start + _BATCH_ROWS]))
+        yield _batch(
+            values,
+            len(chosen),
+            index=index_lists(index[start : start + _BATCH_ROWS]),
+            last_modified=times.view(pa.timestamp("us", "UTC")),
+        )
 
 
 def _batch(values: Mapping[str, Sequence[Any]], count: int, **made: pa.Array) -> pa.RecordBatch:
@@ -344,8 +358,12 @@ def _records_table(
     inline = validity(raw)
     there = validity(paths) & ~inline
     rows = np.flatnonzero(there | inline)
+    files: list[SourceFile | None] = [None] * count
     for row in np.flatnonzero(there & (offset == 0) & (length == 0)).tolist():
-        length[row] = whole(row)
+        files[row] = file = whole(row)
+        length[row] = file.size_bytes
+    said = [files[row] for row in rows.tolist()]
+    times = [None if file is None else file.last_modified for file in said]
     numbers = np.arange(first, first + count)[rows]
     places = np.unravel_index(numbers, array.chunk_counts) if array.chunk_counts else ()
     index = np.stack(places, axis=1) if places else np.zeros((len(rows), 0), np.int64)
@@ -359,6 +377,8 @@ def _records_table(
         "location": paths.take(from_numpy(np.arange(count), pa.int64(), there)).take(chosen),
         "offset": from_numpy(offset[rows], pa.int64(), there[rows]),
         "length": from_numpy(length[rows], pa.int64(), there[rows]),
+        "etag": from_values([None if file is None else file.etag for file in said], pa.string()),
+        "last_modified": from_values(times, pa.int64()).view(pa.timestamp("us", "UTC")),
         "data": raw.take(chosen),
     }
     columns = [made.get(each.name, pa.nulls(len(rows), each.type)) for each in KERCHUNK_ROWS]
@@ -386,10 +406,10 @@ def _numbers(table: pa.Table, name: str, url: str) -> npt.NDArray[np.int64]:
 
 
 def _paths(paths: pa.Array, locations: Locations) -> tuple[pa.Array, Any]:
-    """Make locations absolute, each distinct one once; and give what finds the size of a row's file."""
+    """Make locations absolute, each distinct one once; and give what looks at a row's file."""
     coded = paths.dictionary_encode()
     words = [
         None if not text else locations.absolute(text) for text in coded.dictionary.to_pylist()
     ]
     absolute = from_values(words, pa.string()).take(coded.indices.cast(pa.int64()))
-    return absolute, lambda row: locations.size_of(absolute[row].as_py())
+    return absolute, lambda row: locations.whole(absolute[row].as_py())

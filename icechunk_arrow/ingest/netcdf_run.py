@@ -31,6 +31,7 @@ from icechunk_arrow.ingest.hdf5_work import (
 )
 from icechunk_arrow.ingest.nodes import join_paths, make_nodes
 from icechunk_arrow.ingest.progress import Amount, Failure, Ingested
+from icechunk_arrow.ingest.source_facts import incomparable, refusal
 from icechunk_arrow.ingest.spark_frames import frame_of, run_over
 from icechunk_arrow.spark.writing.tasks import run_tasks
 
@@ -131,8 +132,24 @@ class _Scanned:
 
     def plans(self, choices: Choices) -> list[ArrayPlan]:
         """Plan the arrays."""
-        odd = OddOnes(layouts=self._odd("layouts"), units=self._odd("units"))
+        odd = OddOnes(
+            layouts=self._odd("layouts"),
+            packings=self._odd("packings"),
+            decoded=self._decoded(),
+            units=self._odd("units"),
+        )
         return array_plans(self.first, self.names, self.lengths(), choices, odd)
+
+    def _decoded(self) -> dict[str, np.dtype[Any]]:
+        """Give for variables that files pack differently the type in which all their values are exact."""
+        found: dict[str, np.dtype[Any]] = {}
+        some = self.table.filter(pc.greater(pc.list_value_length(self.table["packings"]), 0))
+        columns = (some[name].to_pylist() for name in ("packings", "decoded"))
+        for paths, names in zip(*columns, strict=True):
+            for path, name in zip(paths, names, strict=True):
+                before = found.get(path, self.first.variables[path].decoded)
+                found[path] = np.result_type(np.dtype(before), np.dtype(name)).newbyteorder("=")
+        return found
 
     def _odd(self, column: str) -> dict[str, str]:
         """Give the variables that a column names for some file, with the first such file."""
@@ -246,13 +263,24 @@ class _Sending:
                 for plan in chosen
             ),
         )
-        files = self.scanned.table.select(["location", "etag", "last_modified"])
+        files = self._files()
         table = files.append_column("starts", self.scanned.starts())
         count = from_values(range(table.num_rows), pa.int64())
         table = table.append_column("position", count)
         with self.reporter.stage("referring to chunks", self.scanned.amount):
             frame = frame_of(self.spark, table)
             return run_tasks(frame, self.session, work).chunk_count
+
+    def _files(self) -> pa.Table:
+        """Give the files, and what is recorded of each: all must have an ETag or a time."""
+        files = self.scanned.table.select(["location", "etag", "last_modified"])
+        if not self.source.said.detect_changes:
+            return files.select(["location"])
+        known = to_numpy(pc.is_valid(files["etag"])) | to_numpy(pc.is_valid(files["last_modified"]))
+        if not known.all():
+            names = [files["location"][int(row)].as_py() for row in np.flatnonzero(~known)]
+            raise refusal(list(map(incomparable, names)), len(names), len(known))
+        return files
 
     def write(self, plans: Sequence[ArrayPlan]) -> int:
         """Write the values of the other arrays, and tell how many chunks they are."""
@@ -266,7 +294,10 @@ class _Sending:
         if not items:
             return 0
         items.sort(key=lambda item: (item.pieces[0].file, item.path, item.start))
-        names = self.scanned.names
+        files = self.scanned.table
+        names, etags, times = (
+            files[name].to_pylist() for name in ("location", "etag", "last_modified")
+        )
         integers, texts = pa.list_(pa.int64()), pa.list_(pa.string())
         pieces = [item.pieces for item in items]
         table = pa.Table.from_pydict(
@@ -276,6 +307,8 @@ class _Sending:
                 "start": from_values([item.start for item in items], integers),
                 "stop": from_values([item.stop for item in items], integers),
                 "locations": from_values([[names[p.file] for p in each] for each in pieces], texts),
+                "etags": from_values([[etags[p.file] for p in each] for each in pieces], texts),
+                "times": from_values([[times[p.file] for p in each] for each in pieces], integers),
                 "froms": from_values([[p.start for p in each] for each in pieces], integers),
                 "tos": from_values([[p.stop for p in each] for each in pieces], integers),
             }
@@ -284,6 +317,7 @@ class _Sending:
         work = WriteValues(
             files=self.source.files,
             source_group=self.source.source_group,
+            drop=frozenset(self.source.said.drop),
             targets={plan.variable.path: self._target(plan, givers) for plan in chosen},
         )
         with self.reporter.stage("writing values", _amount_of(chosen, items)):
@@ -297,8 +331,9 @@ class _Sending:
         return WriteTarget(
             path=join_paths(self.group, variable.path),
             source=variable.path,
-            dtype=variable.dtype,
+            dtype=self.scanned.first.variables[variable.path].dtype,
             shape=variable.shape,
+            decoded=variable.dtype if plan.decoded else None,
             axis=plan.axis,
             units_source=giver,
             units=attributes.get("units"),

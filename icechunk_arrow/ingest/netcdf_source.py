@@ -75,11 +75,14 @@ def netcdf(
     rewrite_below_bytes
         See ``virtual``.
     combine_attrs
-        ``"identical"``, ``"override"`` (the first file's) or ``"drop_conflicts"``, as in xarray. Attributes that
-        say what values mean must always agree. By default those of variables must be identical, and those of
-        groups are the first file's.
+        ``"identical"``, ``"override"`` (the first file's) or ``"drop_conflicts"``, as in xarray, of attributes
+        that do not say what values mean. By default those of variables must be identical, and those of groups are
+        the first file's. Where scale, offset, missing value, sign or valid range differ, values cannot be referred
+        to, and are decoded where they are written; where other units or calendars do, times are counted
+        in the first file's, if that is exact, and anything else is an error.
     words
-        :class:`IngestWords`. To ``drop`` are variables and groups, and attributes as ``/variable@attribute``.
+        :class:`IngestWords`. To ``drop`` are variables and groups, and attributes as ``/variable@attribute``: what
+        says what values mean only where all files agree.
     """
     own = said(words)
     check_choice("combine_attrs", combine_attrs, (None, *COMBINE_ATTRS))

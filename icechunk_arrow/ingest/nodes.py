@@ -12,11 +12,12 @@ from icechunk_arrow.core.keys import check_node_path
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.engine.session import BaseSession
+    from icechunk_arrow.ingest.hierarchy import Hierarchy
 
-__all__ = ["join_paths", "make_nodes"]
+__all__ = ["join_paths", "make_nodes", "placed"]
 
 
 def join_paths(group: str, path: str) -> str:
@@ -25,6 +26,35 @@ def join_paths(group: str, path: str) -> str:
     inner = path.strip("/")
     joined = base if not inner else f"{base.rstrip('/')}/{inner}"
     return check_node_path(joined)
+
+
+def placed(sources: Iterable[tuple[str, Hierarchy]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Put hierarchies below groups; give attributes of all groups and documents of all arrays, by path.
+
+    An array that two sources have would get the document of one, and chunks of both: it is refused.
+    """
+    groups: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for group, found in sources:
+        for path, attributes in found.groups.items():
+            to = join_paths(group, path)
+            if groups.get(to) and attributes and groups[to] != attributes:
+                raise _doubled(to)
+            groups[to] = attributes or groups.get(to, {})
+        for path, array in found.arrays.items():
+            to = join_paths(group, path)
+            if to in arrays:
+                raise _doubled(to)
+            arrays[to] = array.document
+    return groups, arrays
+
+
+def _doubled(path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path!r} would come from two sources; give each a group in which the other has nothing, or leave it out "
+        f"of one with a call for each",
+        path=path,
+    )
 
 
 def make_nodes(

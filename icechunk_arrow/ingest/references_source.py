@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
@@ -26,8 +27,9 @@ from icechunk_arrow.ingest.kerchunk import (
     is_kerchunk,
 )
 from icechunk_arrow.ingest.manifests import is_virtual, stage_manifests
-from icechunk_arrow.ingest.nodes import join_paths, make_nodes
+from icechunk_arrow.ingest.nodes import join_paths, make_nodes, placed
 from icechunk_arrow.ingest.progress import Amount, Failure, Ingested
+from icechunk_arrow.ingest.source_facts import facts_of
 from icechunk_arrow.ingest.spark_frames import (
     frame_of,
     is_frame,
@@ -104,7 +106,13 @@ def references(
                     "virtual=False copies from DataFrames and kerchunk files only"
                 )
             group = join_paths(own.group, "")
-            taken = stage_manifests(session, source, group, overwrite=own.overwrite)
+            taken = stage_manifests(
+                session,
+                source,
+                group,
+                overwrite=own.overwrite,
+                ask=partial(facts_of, spark, own.files) if own.detect_changes else None,
+            )
         elif isinstance(source, Mapping) and is_kerchunk(source):
             taken = reader.take_content(session, source, join_paths(own.group, ""))
         else:
@@ -144,6 +152,7 @@ class _Reader:
             session,
             paths=paths,
             virtual=self.virtual,
+            detect_changes=self.said.detect_changes,
             files=self.files,
             reporter=self.reporter,
         )
@@ -249,11 +258,7 @@ class _Reader:
         return {"arrays": paths, "chunks": count, "failures": failed}
 
     def _make(self, session: Any, found: list[tuple[str, Hierarchy]]) -> list[str]:
-        groups: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for group, each in found:
-            groups |= {join_paths(group, path): own for path, own in each.groups.items()}
-            arrays |= {join_paths(group, p): one.document for p, one in each.arrays.items()}
+        groups, arrays = placed(found)
         make_nodes(session, groups, arrays, overwrite=self.said.overwrite)
         return list(arrays)
 
@@ -321,6 +326,7 @@ def _record_documents(url: str, data: bytes) -> dict[str, Any]:
 def _conformed(frame: Any) -> Any:
     """Give a frame the columns of rows of chunks."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
+    from pyspark.sql.types import TimestampNTZType  # noqa: PLC0415
 
     needed = ("path", "index", "location", "offset", "length")
     for name in needed:
@@ -328,10 +334,36 @@ def _conformed(frame: Any) -> Any:
             raise InvalidInputError(
                 f"a DataFrame of references needs the columns {', '.join(needed)}; it has {frame.columns}"
             )
-    types = {each.name: each.dataType for each in spark_type(CHUNK_ROWS)}
-    return frame.select(
-        *(
-            (sf.col(name) if name in frame.columns else sf.lit(None)).cast(kind).alias(name)
-            for name, kind in types.items()
-        )
-    )
+    wanted = {each.name: each.dataType for each in spark_type(CHUNK_ROWS)}
+    given = {each.name: each.dataType for each in frame.schema}
+    for name, kind in given.items():
+        if name in wanted and not _fits(kind, wanted[name]):
+            raise InvalidInputError(
+                f"the column {name!r} of references is {kind.simpleString()}, and {wanted[name].simpleString()} "
+                f"is wanted: cast it, so that nothing is cut or rounded unseen"
+            )
+    columns = {
+        name: sf.col(name) if name in given else sf.lit(None).cast(kind)
+        for name, kind in wanted.items()
+    }
+    if isinstance(
+        given.get("last_modified"), TimestampNTZType
+    ):  # a time without a zone is one of UTC
+        columns["last_modified"] = sf.concat(sf.col("last_modified").cast("string"), sf.lit("Z"))
+    return frame.select(*(columns[name].cast(kind).alias(name) for name, kind in wanted.items()))
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    """Whether a column can be taken for what is wanted without another meaning."""
+    from pyspark.sql import types as st  # noqa: PLC0415
+
+    if isinstance(given, st.NullType):
+        return True
+    if isinstance(wanted, st.ArrayType):
+        return isinstance(given, st.ArrayType) and _fits(given.elementType, wanted.elementType)
+    if isinstance(wanted, st.LongType):
+        whole = isinstance(given, st.DecimalType) and given.scale == 0
+        return whole or isinstance(given, st.IntegralType)
+    if isinstance(wanted, st.TimestampType):
+        return isinstance(given, st.TimestampType | st.TimestampNTZType)
+    return isinstance(given, type(wanted))

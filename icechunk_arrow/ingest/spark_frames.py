@@ -26,6 +26,7 @@ __all__ = [
     "rows_of",
     "run_over",
     "spark_type",
+    "task_count",
 ]
 
 _MOST_TASKS = 10_000
@@ -41,7 +42,7 @@ def check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise InvalidInputError(f"{option} must be one of {list(choices)}, not {value!r}")
 
 
-def _task_count(rows: int) -> int:
+def task_count(rows: int) -> int:
     """Cut work so that all cores have some, and a task that fails is not much."""
     return max(1, min(rows, max(_LEAST_TASKS, rows // _ITEMS_PER_TASK), _MOST_TASKS))
 
@@ -56,7 +57,7 @@ def frame_of(spark: Any, table: pa.Table) -> Any:
     from pyspark.sql import functions as sf  # noqa: PLC0415  (an extra, and slow to import)
 
     rows = table.num_rows
-    count = _task_count(rows)
+    count = task_count(rows)
     numbered = table.append_column(_ROW, from_numpy(np.arange(rows), pa.int64()))
     task = sf.floor(sf.col(_ROW) * count / max(rows, 1)).cast("int")
     whole = numbered.combine_chunks()  # Spark loses rows behind an empty chunk

@@ -28,21 +28,29 @@ _SECONDS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 _SHORT = {"d": "day", "h": "hour", "hr": "hour", "min": "minute", "s": "second", "sec": "second"}
 _GREGORIAN = {"standard", "gregorian", "proleptic_gregorian", ""}
 _FIRST_GREGORIAN_YEAR = 1583
+_FLOAT_SECONDS = 1e-3
+"""So much may rounding move a time that is a float: 32 bits hold the seconds of a day to 4 ms, of a year to 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """What is to be done to values: ``(value × multiplier + addend) ÷ divisor``, exactly for integers."""
+    """What is to be done to values: ``(value × multiplier + addend) ÷ divisor``, in seconds before the division."""
 
     multiplier: int
     addend: int
     divisor: int
 
     def apply(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Convert values; None where integers would not stay whole."""
+        """Convert values; None where integers would not stay whole, or floats be off by a millisecond."""
         if values.dtype.kind == "f":
             exact = values.astype(np.float64) * self.multiplier + self.addend
-            return (exact / self.divisor).astype(values.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = (exact / self.divisor).astype(values.dtype)
+                off = np.abs(found.astype(np.float64) * self.divisor - exact)
+            return None if (off > _FLOAT_SECONDS).any() else found
+        most = int(max(abs(int(values.max())), abs(int(values.min())))) if values.size else 0
+        if most * self.multiplier + abs(self.addend) >= 2**63:
+            return None
         raw = values.astype(np.int64) * self.multiplier + self.addend
         quotient, rest = np.divmod(raw, self.divisor)
         if rest.any():

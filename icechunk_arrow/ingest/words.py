@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from icechunk_arrow.ingest.progress import Reporter
@@ -39,6 +39,10 @@ class IngestWords(TypedDict, total=False):
     failures : str
         ``"error"``: a source that cannot be taken is an error that names it, and nothing is committed.
         ``"report"``: the rest is committed, and what failed is listed in the result.
+    detect_changes : bool
+        Record with every reference the ETag or the time of its file as it is now, so that one that is rewritten
+        later is an error when it is read, and never gives other values. Each file is asked once; one that cannot be
+        is an error. ``False`` refers to files without asking.
     on_progress
         A function that is called now and then with a :class:`Progress`.
     """
@@ -52,6 +56,7 @@ class IngestWords(TypedDict, total=False):
     message: str | None
     metadata: Mapping[str, Any] | None
     failures: str
+    detect_changes: bool
     on_progress: Callable[[Progress], None] | None
 
 
@@ -62,12 +67,13 @@ class Said:
     group: str = "/"
     drop: tuple[str, ...] = ()
     overwrite: bool = False
-    source_options: Mapping[str, Any] | None = None
-    storage_options: Mapping[str, Any] | None = None
+    source_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     branch: str = "main"
     message: str | None = None
     metadata: Mapping[str, Any] | None = None
     failures: str = "error"
+    detect_changes: bool = True
     on_progress: Callable[[Progress], None] | None = None
 
     @property

@@ -17,7 +17,7 @@ from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
 from icechunk_arrow.ingest.chunk_rows import CHUNK_ROWS, take_rows
 from icechunk_arrow.ingest.hierarchy import hierarchy_of, read_documents
-from icechunk_arrow.ingest.nodes import join_paths, make_nodes
+from icechunk_arrow.ingest.nodes import join_paths, make_nodes, placed
 from icechunk_arrow.ingest.progress import Failure, Ingested
 from icechunk_arrow.ingest.spark_frames import frame_of, kept, spark_type
 from icechunk_arrow.ingest.words import IngestWords, said
@@ -82,23 +82,19 @@ def zarr(
         f"ingest of {len(stores)} Zarr stores" if len(stores) > 1 else f"ingest of {stores[0].url}"
     )
     listed = [each for store in stores for each in _listed(store)]
+    groups, arrays = placed((store.group, store.found) for store in stores)
     with own.writing(target, title) as under_way:
-        groups: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for store in stores:
-            groups |= {join_paths(store.group, p): a for p, a in store.found.groups.items()}
-            arrays |= {
-                join_paths(store.group, p): a.document for p, a in store.found.arrays.items()
-            }
         make_nodes(under_way.session, groups, arrays, overwrite=own.overwrite)
         count = 0
         if listed:
-            with kept(_rows(spark, own.files, listed)) as rows:
+            detects = virtual and own.detect_changes
+            with kept(_rows(spark, own.files, listed, detects=detects)) as rows:
                 count = take_rows(
                     rows,
                     under_way.session,
                     paths=list(arrays),
                     virtual=virtual,
+                    detect_changes=False,  # a listing says it of every file
                     files=own.files,
                     reporter=own.reporter(spark, title),
                 )
@@ -175,7 +171,7 @@ def _listed(store: _Store) -> list[ListedArray]:
     ]
 
 
-def _rows(spark: Any, files: SourceFiles, listed: Sequence[ListedArray]) -> Any:
+def _rows(spark: Any, files: SourceFiles, listed: Sequence[ListedArray], *, detects: bool) -> Any:
     """Give a frame of all chunks, which Spark lists when it is asked for them."""
     pieces = [(array.path, folder) for array in listed for folder in listing_pieces(array)]
     table = pa.Table.from_pydict(
@@ -185,5 +181,6 @@ def _rows(spark: Any, files: SourceFiles, listed: Sequence[ListedArray]) -> Any:
             "folder": from_values([folder for _, folder in pieces], pa.string()),
         }
     )
-    work = ListChunks(files=files, arrays={array.path: array for array in listed})
+    arrays = {array.path: array for array in listed}
+    work = ListChunks(files=files, arrays=arrays, detects=detects)
     return frame_of(spark, table).mapInArrow(work, spark_type(CHUNK_ROWS))

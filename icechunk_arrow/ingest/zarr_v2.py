@@ -94,9 +94,9 @@ def array_of_v2(zarray: Mapping[str, Any], attributes: Mapping[str, Any]) -> dic
         value = _scalar(fill, raw_type, dtype)
         fill_value = fill_value_of(value, dtype)
         codecs = _array_codecs(filters, dtype)
-        if order == "F" and len(shape) > 1:
-            reverse = list(range(len(shape)))[::-1]
-            codecs.insert(0, {"name": "transpose", "configuration": {"order": reverse}})
+    if order == "F" and len(shape) > 1:
+        reverse = list(range(len(shape)))[::-1]
+        codecs.insert(0, {"name": "transpose", "configuration": {"order": reverse}})
     if compressor is not None:
         codecs.append(_compressor(compressor, dtype))
     if names is not None:

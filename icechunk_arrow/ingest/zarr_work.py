@@ -15,6 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.ingest.chunk_names import decode_names, index_lists
 from icechunk_arrow.ingest.chunk_rows import CHUNK_ROWS
+from icechunk_arrow.ingest.source_facts import incomparable, refusal
 from icechunk_arrow.spark.writing.tasks import telling_errors
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class ListChunks:
     files: SourceFiles
     arrays: Mapping[str, ListedArray]
     """By path in the repository."""
+    detects: bool
+    """Whether rows say what their files are now."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """List some folders."""
@@ -83,18 +86,37 @@ class ListChunks:
         rows, index = decode_names(names, array.keys, array.chunk_counts)
         for start in range(0, len(rows), _BATCH_ROWS):
             stop = start + _BATCH_ROWS
-            yield _rows_of(array.path, base, listing, rows[start:stop], index[start:stop])
+            some = rows[start:stop]
+            facts = _facts(base, listing, some.tolist()) if self.detects else None
+            yield _rows_of(array.path, base, listing, facts, some, index[start:stop])
+
+
+Facts = tuple[list[str | None], list[int | None]]
+
+
+def _facts(base: str, listing: Listing, rows: list[int]) -> Facts:
+    """Give the ETag or the time of files; all must have one."""
+    etags, times = [listing.etags[row] for row in rows], [listing.times[row] for row in rows]
+    wrong = [
+        incomparable(f"{base}/{listing.names[row]}")
+        for row, etag, time in zip(rows, etags, times, strict=True)
+        if etag is None and time is None
+    ]
+    if wrong:
+        raise refusal(wrong, len(wrong), len(rows))
+    return etags, times
 
 
 def _rows_of(
     path: str,
     base: str,
     listing: Listing,
+    facts: Facts | None,
     rows: np.ndarray[tuple[int], np.dtype[np.int64]],
     index: np.ndarray[tuple[int, int], np.dtype[np.int64]],
 ) -> pa.RecordBatch:
     chosen, count = rows.tolist(), len(rows)
-    times = from_values([listing.times[row] for row in chosen], pa.int64())
+    etags, times = facts if facts is not None else ([None] * count, [None] * count)
     zeros = from_numpy(np.zeros(count), pa.int64())
     columns = {
         "path": from_values([path], pa.string()).take(zeros),
@@ -102,8 +124,8 @@ def _rows_of(
         "location": from_values([f"{base}/{listing.names[row]}" for row in chosen], pa.string()),
         "offset": zeros,
         "length": from_values([listing.sizes[row] for row in chosen], pa.int64()),
-        "etag": from_values([listing.etags[row] for row in chosen], pa.string()),
-        "last_modified": times.view(pa.timestamp("us", "UTC")),
+        "etag": from_values(etags, pa.string()),
+        "last_modified": from_values(times, pa.int64()).view(pa.timestamp("us", "UTC")),
         "data": pa.nulls(count, pa.binary()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=CHUNK_ROWS)

@@ -22,11 +22,12 @@ from icechunk_arrow.errors import (
     IcechunkArrowError,
     InvalidInputError,
     ObjectNotFoundError,
-    PreconditionFailedError,
     ReadOnlyError,
     StorageError,
 )
-from icechunk_arrow.storage.failures import Kind
+from icechunk_arrow.storage.connections import leave_connections_to_parents
+from icechunk_arrow.storage.failures import BadAnswerError, Kind
+from icechunk_arrow.storage.foreign import Part, etag_of, micros_of
 from icechunk_arrow.storage.forks import renew_in_forks
 from icechunk_arrow.storage.keys import (
     check_key,
@@ -39,6 +40,7 @@ from icechunk_arrow.storage.keys import (
 from icechunk_arrow.storage.pieces import content_token, joined
 from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
 from icechunk_arrow.storage.retry import RequestFailedError, send
+from icechunk_arrow.storage.secrets import hidden, pickled_options
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -73,6 +75,10 @@ class FsspecStorage(Storage):
         What its file system takes.
     settings
         Tries and pauses.
+    pickle_secrets
+        Whether pickles hold the secrets among the options.
+    left_out
+        Names of options that the pickle that this place comes from left out.
     """
 
     def __init__(
@@ -81,23 +87,32 @@ class FsspecStorage(Storage):
         storage_options: Mapping[str, Any] | None = None,
         *,
         settings: StorageSettings | None = None,
+        pickle_secrets: bool = False,
+        left_out: tuple[str, ...] = (),
     ) -> None:
         protocol, _, rest = url.partition("://")
         self._url = f"{protocol}://{rest.rstrip('/')}"
         self._given_options = dict(storage_options or {})
         self._settings = settings or StorageSettings()
+        self._pickle_secrets = pickle_secrets
+        self._left_out = left_out
         self._connecting = threading.RLock()
         self._one_at_a_time = threading.RLock()
         self._connection: Any = None
         self._root = ""
         self._fs  # noqa: B018 - wrong options are best told now
         renew_in_forks(self)
+        leave_connections_to_parents()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self._url, self._given_options, self._settings)
+        options, left_out = pickled_options(
+            self._url, self._given_options, keep=self._pickle_secrets
+        )
+        more = {"pickle_secrets": self._pickle_secrets, "left_out": left_out or self._left_out}
+        return _reopen, (type(self), self._url, options, self._settings, more)
 
     def renew_after_fork(self) -> None:
         """Make the connection anew: its thread was not forked."""
@@ -124,6 +139,7 @@ class FsspecStorage(Storage):
             replace=False,
             limited_listing=False,
             fast=False,
+            lingering=True,
             missing="; ".join(text for has, text in facts if not has)
             + "; use s3://, gs://, az:// or a local folder for what is written",
         )
@@ -140,37 +156,19 @@ class FsspecStorage(Storage):
         if not length:
             self._size(key)
             return b""
-        try:
-            found = self._try(lambda fs: fs.cat_file(path, start=start, end=start + length))
-        except RequestFailedError as failed:
-            if failed.failure.kind is Kind.RANGE:
-                return b""
-            raise self._error(failed, "read", key) from failed
-        return bytes(found)
+        return self._range(path, key, start, length)
 
-    def get_range_if(
-        self,
-        key: str,
-        start: int,
-        length: int,
-        *,
-        etag: str | None,
-        unmodified_since: datetime | None,
-    ) -> bytes:
-        """Get a range of an object that is still the one that is meant.
+    def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:
+        """Get a range of a file that is not ours, fewer bytes where it ends, and facts of the file.
 
-        ``PreconditionFailedError`` where its ETag is another, or where it was modified since.
+        Its key is any name that the place knows. ``facts`` says whether they are needed; here they
+        are asked for on their own.
         """
-        facts = self._send("read", key, lambda fs: fs.info(self._path(key)))
-        found = facts.get("ETag") or facts.get("etag")
-        modified = _modified(facts)
-        if etag is not None and str(found or "").strip('"') != etag.strip('"'):
-            raise PreconditionFailedError(f"the ETag of {key!r} is {found}, not {etag}", key=key)
-        if unmodified_since is not None and (
-            modified is None or modified.replace(microsecond=0) > unmodified_since
-        ):
-            raise PreconditionFailedError(f"{key!r} was modified at {modified}", key=key)
-        return self.get_range(key, start, length)
+        path = f"{self._root}/{key}"
+        found = self._send("read", key, lambda fs: fs.info(path)) if facts else {}
+        return Part(
+            self._range(path, key, start, length), etag_of(found), micros_of(_modified(found))
+        )
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`."""
@@ -213,6 +211,11 @@ class FsspecStorage(Storage):
         """Refuse: see :attr:`capabilities`."""
         check_key(key)
         raise ReadOnlyError(f"{key!r} cannot be replaced: {self.capabilities.missing}", key=key)
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.overwrite`."""
+        path = self._path(key)
+        self._send("write", key, lambda fs: fs.pipe_file(path, bytes(data)))
 
     def exists(self, key: str) -> bool:
         """See :meth:`Storage.exists`."""
@@ -261,7 +264,9 @@ class FsspecStorage(Storage):
             fs, path = url_to_fs(self._url, **self._options())
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise InvalidInputError(
-                f"{self._url} cannot be opened with these storage_options: {error}", url=self._url
+                f"{self._url} cannot be opened with these storage_options: "
+                f"{self._hidden(str(error))}",
+                url=self._url,
             ) from error
         return fs, path.rstrip("/")
 
@@ -281,6 +286,22 @@ class FsspecStorage(Storage):
     def _path(self, key: str) -> str:
         check_key(key)
         return f"{self._root}/{key}"
+
+    def _range(self, path: str, key: str, start: int, length: int) -> bytes:
+        """Read a range; where too little comes, see whether the object ends there."""
+
+        def ask(fs: Any) -> bytes:
+            data = bytes(fs.cat_file(path, start=start, end=start + length))
+            if len(data) < length and start + len(data) < int(fs.info(path)["size"]):
+                raise BadAnswerError(f"{len(data)} bytes came, where {length} were asked for")
+            return data[:length]
+
+        try:
+            return self._try(ask)
+        except RequestFailedError as failed:
+            if failed.failure.kind is Kind.RANGE:
+                return b""
+            raise self._error(failed, "read", key) from failed
 
     def _size(self, key: str) -> int:
         """Ask for the size of an object."""
@@ -329,9 +350,12 @@ class FsspecStorage(Storage):
     def _try(self, request: Callable[[Any], _T]) -> _T:
         fs = self._fs
         if getattr(fs, "async_impl", False):
-            return send(lambda: request(fs), self._settings)
+            return send(lambda: request(fs), self._settings, self._hidden)
         with self._one_at_a_time:  # what is not asynchronous seldom says that threads may share it
-            return send(lambda: request(fs), self._settings)
+            return send(lambda: request(fs), self._settings, self._hidden)
+
+    def _hidden(self, text: str) -> str:
+        return hidden(text, self._given_options)
 
     def _create_error(self, failed: RequestFailedError, key: str) -> IcechunkArrowError:
         if failed.failure.kind in _TAKEN:
@@ -346,7 +370,14 @@ class FsspecStorage(Storage):
             return ObjectNotFoundError(f"there is no object {key!r} in {self._url}", key=key)
         if failure.kind is Kind.NO_BUCKET:
             return StorageError(f"{self._url}: there is no such bucket; make it first", **facts)
-        text = f"cannot {action} {key!r} in {self._url}: {failure.text}"
+        said = self._hidden(failure.text)
+        text = f"cannot {action} {key!r} in {self._url}: {said}"
+        if failure.kind is Kind.DENIED and self._left_out:
+            text += (
+                f". The pickle that this came from has left out its storage_options "
+                f"{', '.join(self._left_out)}: set the credentials in this process's environment, open the "
+                f"repository here, or open it there with pickle_secrets=True"
+            )
         if failure.kind in {Kind.DENIED, Kind.UNSUPPORTED} and action not in {"read", "list"}:
             return ReadOnlyError(text, **facts)
         if failed.tries > 1:
@@ -355,9 +386,13 @@ class FsspecStorage(Storage):
 
 
 def _reopen(
-    kind: type[FsspecStorage], url: str, options: Mapping[str, Any], settings: StorageSettings
+    kind: type[FsspecStorage],
+    url: str,
+    options: Mapping[str, Any],
+    settings: StorageSettings,
+    more: dict[str, Any],
 ) -> FsspecStorage:
-    return kind(url, options, settings=settings)
+    return kind(url, options, settings=settings, **more)
 
 
 def _is_folder(facts: Mapping[str, Any]) -> bool:

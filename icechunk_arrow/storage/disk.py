@@ -30,6 +30,7 @@ __all__ = [
     "sync_file",
     "sync_filesystem",
     "sync_folder",
+    "sync_tree",
     "write_pieces",
 ]
 
@@ -96,6 +97,25 @@ def sync_filesystem(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def sync_tree(root: str) -> None:
+    """Make everything durable that lies in a folder, and in those directly below it, on any volume."""
+    with os.scandir(root) as entries:
+        folders = [root, *(each.path for each in entries if each.is_dir(follow_symlinks=False))]
+    if not can_sync_filesystem():
+        os.sync()
+        return
+    done = set()
+    for folder in folders:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            device = os.fstat(fd).st_dev
+            if device not in done:
+                sync_filesystem(fd)
+                done.add(device)
+        finally:
+            os.close(fd)
+
+
 def start_writeback(fd: int) -> None:
     """Have the system begin to write a file out, without waiting: several then go together."""
     if _sync_file_range is not None:
@@ -127,12 +147,12 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def rename_new(source: str, target: str) -> None:
+def rename_new(source: str, target: str, *, src_dir_fd: int = _AT_FDCWD) -> None:
     """Rename a file to a name that must be free; ``FileExistsError`` where it is not."""
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, "the C library has no renameat2")
     names = os.fsencode(source), os.fsencode(target)
-    if _renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) != 0:
+    if _renameat2(src_dir_fd, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, target)
 

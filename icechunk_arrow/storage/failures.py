@@ -1,7 +1,9 @@
 """What went wrong in a request to an object store, whatever library says it.
 
 Owns the reading of foreign exceptions (botocore's through s3fs, aiohttp's, those of gcsfs and
-adlfs) and the decision what they mean. Imports none of them: it looks at what they carry.
+adlfs) and the decision what they mean. Imports none of them: it looks at their types and at what
+they carry. What a type says counts before any number: aiohttp's errors about an answer that it
+could not read carry a status that no server has sent.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Failure", "Kind", "classify"]
+__all__ = ["BadAnswerError", "Failure", "Kind", "RefusedAnswerError", "classify"]
 
 
 class Kind(enum.Enum):
@@ -29,6 +31,14 @@ class Kind(enum.Enum):
     UNSUPPORTED = "the store cannot do it"
     TRANSIENT = "it may go well next time"
     OTHER = "anything else"
+
+
+class BadAnswerError(Exception):
+    """An answer is not what was asked for: it is shorter than announced, or another range."""
+
+
+class RefusedAnswerError(Exception):
+    """An answer cannot be used, and asking again will not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ _BY_CODE = {
     "InvalidRange": Kind.RANGE,
     "NoSuchBucket": Kind.NO_BUCKET,
     "NoSuchKey": Kind.MISSING,
+    "NoSuchUpload": Kind.MISSING,
     "NotImplemented": Kind.UNSUPPORTED,
     "OperationAborted": Kind.CONFLICT,
     "PreconditionFailed": Kind.PRECONDITION,
@@ -82,16 +93,24 @@ _BY_TYPE: tuple[tuple[type[BaseException], Kind], ...] = (
     (TimeoutError, Kind.TRANSIENT),
     (ConnectionError, Kind.TRANSIENT),
 )
-# Of aiohttp, botocore, requests, urllib3 and azure-core: the answer did not come, or not whole.
+_DENIED_TYPES = frozenset(
+    {"CredentialRetrievalError", "NoCredentialsError", "PartialCredentialsError"}
+)
+# Of aiohttp, botocore, requests, urllib3, azure-core and gcsfs: the answer did not come, or not
+# whole, or not as it was sent.
 _TRANSIENT_TYPES = frozenset(
     {
+        "BadAnswerError",
+        "ChecksumError",
         "ChunkedEncodingError",
         "ClientConnectionError",
         "ClientPayloadError",
         "ConnectionClosedError",
         "ConnectTimeoutError",
         "EndpointConnectionError",
+        "FlexibleChecksumError",
         "HTTPClientError",
+        "HttpProcessingError",
         "IncompleteRead",
         "IncompleteReadError",
         "ProxyError",
@@ -107,6 +126,9 @@ def classify(error: BaseException) -> Failure:
     """Read an exception and those that it was raised from."""
     text = str(error) or type(error).__name__
     for cause in _causes(error):
+        if any(base.__name__ in _TRANSIENT_TYPES for base in type(cause).__mro__):
+            return Failure(kind=Kind.TRANSIENT, text=text)
+    for cause in _causes(error):
         status, code = _answer(cause)
         if status is None and not code:
             continue
@@ -115,8 +137,8 @@ def classify(error: BaseException) -> Failure:
         for kind_of_error, kind in _BY_TYPE:
             if isinstance(cause, kind_of_error):
                 return Failure(kind=kind, text=text)
-        if any(base.__name__ in _TRANSIENT_TYPES for base in type(cause).__mro__):
-            return Failure(kind=Kind.TRANSIENT, text=text)
+        if type(cause).__name__ in _DENIED_TYPES:
+            return Failure(kind=Kind.DENIED, text=text)
     return Failure(kind=Kind.OTHER, text=text)
 
 

@@ -39,10 +39,10 @@ class Folders:
                 raise OSError(errno.ELOOP, "a folder is a symbolic link", place)
         self._plain.add(folder)
 
-    def make(self, folder: str) -> bool:
-        """Make a folder and those above it, and their names durable; False where this was done."""
+    def make(self, folder: str) -> None:
+        """Make a folder and those above it, and their names durable, unless this was done."""
         if folder in self._made:
-            return False
+            return
         self._make_root(self._root)
         place = self._root
         for part in folder.split("/") if folder else ():
@@ -53,19 +53,21 @@ class Folders:
                 disk.sync_folder(above)
         self.check_plain(f"{folder}/")
         self._made.add(folder)
-        return True
 
     def forget(self) -> None:
         """Look again: somebody has removed a folder."""
         self._made.clear()
 
     def _make_root(self, root: str) -> None:
-        if os.path.isdir(root):
-            return
+        """Make the root and what is missing above it; where it is there, its maker may not have come so far."""
         above = os.path.dirname(root)
-        if above != root:
-            self._make_root(above)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(root)
+        made = not os.path.isdir(root)
+        if made:
+            if above != root:
+                self._make_root(above)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root)
         if self._durable:
-            disk.sync_folder(above)
+            # a folder that is somebody else's may be one that cannot be opened, only passed through
+            with contextlib.nullcontext() if made else contextlib.suppress(PermissionError):
+                disk.sync_folder(above)

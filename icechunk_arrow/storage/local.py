@@ -1,16 +1,18 @@
 # Strings, not paths: pathlib costs more than some of these system calls.
-# ruff: noqa: PTH100, PTH105, PTH108, PTH120
+# ruff: noqa: PTH100, PTH108, PTH120
 """Objects as files on a local disk, or on anything mounted like one.
 
 Owns the order of system calls that makes creation atomic and durable. Knows no file kinds.
 
-- ``create``: a temporary file under ``tmp/``, sync, hard link to the final name, sync of the
+- ``create``: a file under ``.icechunk-arrow/``, sync, hard link to the final name, sync of the
   folder. Measured with four processes, everything simpler showed torn entries or two winners.
 - ``put`` writes straight to the final name, which is the cheapest, and safe: the name is fresh and
   random, no reader looks at it before a commit names it, the commit follows a sync, and what a
   crash leaves is an ordinary orphan of a known age to listings and garbage collection.
-- ``replace``: a lock on a file under ``tmp/`` that the system lifts when its holder dies, read,
+- ``replace``: a lock on a file under ``.icechunk-arrow/`` that the system lifts when its holder dies, read,
   compare, rename. It excludes only other users of this method, which is all that is needed.
+- Nothing is removed, replaced or followed that was not made here: names are given exclusively, and
+  what is replaced or deleted is named by whoever wrote it.
 - Symbolic links below the root are not followed, neither files nor folders: a repository got from
   somebody else must not read files outside of it. The root itself may be one.
 - Files are opened for every read: a cached descriptor would save 4 of 7 microseconds, and spend
@@ -54,7 +56,8 @@ from icechunk_arrow.storage.pieces import content_token, flat_pieces
 from icechunk_arrow.storage.port import ObjectInfo, Storage
 from icechunk_arrow.storage.publish import (
     NO_LOCKS,
-    TemporaryFolder,
+    SCRATCH,
+    ScratchFolder,
     UnsafeStorageWarning,
     Volume,
     Way,
@@ -70,7 +73,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStorage", "UnsafeStorageWarning"]
 
-TEMPORARY = "tmp"
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -103,7 +105,8 @@ class LocalStorage(Storage):
             )
         self._root = os.path.abspath(os.fspath(root))
         self._base = self._root.rstrip("/") + "/"
-        self._temporary = TemporaryFolder(self._base + TEMPORARY, durable=durable)
+        self._scratch = ScratchFolder(self._root, durable=durable)
+        self._is_tidy = False
         self._durable = durable
         self._unsafe = exclusive_create == "unsafe"
         self._volume: Volume | None = None
@@ -135,7 +138,7 @@ class LocalStorage(Storage):
 
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`."""
-        with self._writing(TEMPORARY):
+        with self._writing(SCRATCH):
             self._explore()
         super().require_writable()
 
@@ -212,14 +215,26 @@ class LocalStorage(Storage):
         """See :meth:`Storage.put`."""
         path = self._path(key)
         with self._writing(key):
-            file = self._write_new(key, path, flat_pieces(data))
+            file, volume = self._write_new(key, path, flat_pieces(data))
         if self._durable:
-            self._unsynced.add(file, os.path.dirname(path))
+            self._unsynced.add(file, os.path.dirname(path), volume)
+
+    @property
+    def syncs(self) -> bool:
+        """Whether this handle is durable."""
+        return self._durable
 
     def sync(self) -> None:
         """See :meth:`Storage.sync`."""
         if self._durable:
             self._unsynced.sync()
+
+    def sync_everything(self) -> None:
+        """See :meth:`Storage.sync_everything`; it syncs the volumes that the folders lie on."""
+        if self._durable:
+            self._unsynced.sync()
+            with self._writing(""):
+                disk.sync_tree(self._root)
 
     def create(self, key: str, data: bytes) -> None:
         """See :meth:`Storage.create`."""
@@ -230,13 +245,13 @@ class LocalStorage(Storage):
                 raise FileExistsError(errno.EEXIST, "it is there already", path)
             way = self._explore().way
             if way is Way.NONE:
-                file = self._write_new(key, path, flat_pieces(data))
+                file, _ = self._write_new(key, path, flat_pieces(data))
                 if self._durable:
                     disk.sync_file(file.fd)
             else:
-                self._make_folder(key.rpartition("/")[0])
-                with self._temporary.file(data) as temporary:
-                    publish(way, temporary, path)
+                self._folders.make(key.rpartition("/")[0])
+                with self._scratch.file(data) as unfinished:
+                    publish(way, unfinished, path)
             if self._durable:
                 disk.sync_folder(os.path.dirname(path))
 
@@ -249,17 +264,33 @@ class LocalStorage(Storage):
         with self._writing(key):
             if not self._explore().locks:
                 raise ReadOnlyError(f"{self._root}: {NO_LOCKS}", key=key)
-            with self._temporary.lock(hashlib.sha256(key.encode()).hexdigest()[:32]):
+            with self._scratch.lock(hashlib.sha256(key.encode()).hexdigest()[:32]):
                 try:
                     present = content_token(self.get(key))
                 except ObjectNotFoundError:
                     raise gone from None
                 if present != token:
                     raise PreconditionFailedError(f"{key!r} in {self.url} has changed", key=key)
-                with self._temporary.file(data) as temporary:
-                    os.replace(temporary, path)
+                with self._scratch.file(data) as unfinished:
+                    os.replace(unfinished.name, path, src_dir_fd=unfinished.folder)
                 if self._durable:
                     disk.sync_folder(os.path.dirname(path))
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.overwrite`."""
+        path = self._path(key)
+        with self._writing(key):
+            self._explore()
+            self._folders.make(key.rpartition("/")[0])
+            with self._scratch.file(data, durable=False) as unfinished:
+                os.replace(unfinished.name, path, src_dir_fd=unfinished.folder)
+
+    def time_of_put(self, key: str) -> datetime | None:
+        """See :meth:`Storage.time_of_put`."""
+        try:
+            return datetime.fromtimestamp(os.stat(self._path(key)).st_mtime, UTC)  # noqa: PTH116
+        except OSError:
+            return None
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :meth:`Storage.delete`."""
@@ -268,14 +299,21 @@ class LocalStorage(Storage):
             with self._writing(key):
                 try:
                     self._folders.check_plain(key)
+                    _refuse_link(path)
                     os.unlink(path)
                 except OSError as error:
                     if error.errno not in _ABSENT:
                         raise
 
+    def tidy(self) -> None:
+        """See :meth:`Storage.tidy`; once for each handle."""
+        if not self._is_tidy:
+            self._is_tidy = True
+            self._scratch.tidy()
+
     def _path(self, key: str) -> str:
         check_key(key)
-        if key.startswith(TEMPORARY + "/") or key == TEMPORARY:
+        if key.startswith(SCRATCH) and key.partition("/")[0] == SCRATCH:
             raise InvalidInputError(f"{key!r}: unfinished writes of a local place stand there")
         return self._base + key
 
@@ -284,36 +322,38 @@ class LocalStorage(Storage):
         self._folders.check_plain(key)
         return os.open(path, disk.READ_FLAGS)
 
-    def _make_folder(self, folder: str) -> None:
-        """Make a folder, and watch its volume for errors before the first file is written there."""
-        if self._folders.make(folder) and self._durable:
-            self._unsynced.watch(self._base + folder)
+    def _write_new(
+        self, key: str, path: str, pieces: Sequence[Flat]
+    ) -> tuple[Descriptor, Descriptor | None]:
+        """Write a file under a name that must be free; no part of it stays after a failure.
 
-    def _write_new(self, key: str, path: str, pieces: Sequence[Flat]) -> Descriptor:
-        """Write a file under a name that must be free; no part of it stays after a failure."""
-        folder = key.rpartition("/")[0]
-        self._make_folder(folder)
+        Give it open, and its volume as :meth:`Unsynced.watch` does.
+        """
         try:
-            file = Descriptor(os.open(path, _NEW_FILE, 0o666))
+            file, volume = self._open_new(key, path)
         except FileNotFoundError:  # somebody removed the folder
             self._folders.forget()
-            self._make_folder(folder)
-            file = Descriptor(os.open(path, _NEW_FILE, 0o666))
+            file, volume = self._open_new(key, path)
         try:
             disk.write_pieces(file.fd, pieces)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
-        return file
+        return file, volume
+
+    def _open_new(self, key: str, path: str) -> tuple[Descriptor, Descriptor | None]:
+        self._folders.make(key.rpartition("/")[0])
+        volume = self._unsynced.watch(os.path.dirname(path)) if self._durable else None
+        return Descriptor(os.open(path, _NEW_FILE, 0o666)), volume
 
     def _explore(self) -> Volume:
         """Find out what the volume can do; once, with the first write."""
         if self._volume is None:
             with self._volume_lock:
                 if self._volume is None:
-                    self._make_folder("")
-                    volume = self._temporary.explore()
+                    self._folders.make("")
+                    volume = self._scratch.explore()
                     if volume.way is Way.NONE and self._unsafe:
                         warnings.warn(
                             f"{self._root}: entries are created in place, because this volume has "
@@ -339,7 +379,7 @@ class LocalStorage(Storage):
             if error.errno not in _ABSENT:
                 raise self._read_error(error, prefix) from error
         if not prefix:
-            return [entry for entry in found if entry[0] != TEMPORARY]
+            return [entry for entry in found if entry[0] != SCRATCH]
         return found
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -390,6 +430,12 @@ class LocalStorage(Storage):
             "followed; put the file or folder itself there",
             key=key,
         )
+
+
+def _refuse_link(path: str) -> None:
+    """Refuse what was not made here: nothing here makes links."""
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link", path)
 
 
 def _reopen(root: str, durable: bool, unsafe: bool) -> LocalStorage:

@@ -13,6 +13,7 @@ import threading
 from bisect import insort
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import (
@@ -22,7 +23,8 @@ from icechunk_arrow.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.foreign import Part, micros_of
+from icechunk_arrow.storage.forks import renew_in_forks, run_in_forks
 from icechunk_arrow.storage.keys import check_key, check_limit, check_prefix, check_range
 from icechunk_arrow.storage.pieces import content_token, joined
 from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
@@ -70,8 +72,8 @@ class _Names:
 
     def sorted(self) -> list[str]:
         if self._removed:
-            self._order = [name for name in self._order if name not in self._removed]
-            self._removed.clear()
+            kept = [name for name in self._order if name not in self._removed]
+            self._order, self._removed = kept, set()
         if len(self._added) > _FEW:
             self._order.extend(self._added)
             self._order.sort()
@@ -113,13 +115,23 @@ class _Place:
     def keys(self, prefix: str, limit: int | None) -> list[str]:
         folders = [folder for folder in self.folders if folder.startswith(prefix)]
         if folders == [prefix]:
-            return [prefix + name for name in self.folders[prefix].sorted()[:limit]]
-        found = [folder + name for folder in folders for name in self.folders[folder].sorted()]
-        return sorted(found)[:limit]
+            found = (prefix + name for name in self.folders[prefix].sorted())
+        else:
+            below = (folder + name for folder in folders for name in self.folders[folder].sorted())
+            found = (key for key in sorted(below))
+        # a write that was interrupted may have left a name twice, or one without an object
+        there = (key for key, _ in groupby(found) if key in self.objects)
+        return list(islice(there, limit))
 
 
 _places: dict[str, _Place] = {}
 _places_lock = threading.Lock()
+
+
+@run_in_forks
+def _renew() -> None:
+    global _places_lock  # noqa: PLW0603 - a lock cannot be renewed in its place
+    _places_lock = threading.Lock()
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -194,6 +206,14 @@ class MemoryStorage(Storage):
         data = self.get(key)
         return data[max(0, len(data) - length) :], len(data)
 
+    def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
+        """Get a range of an object that is not a repository's, under any name, and facts of it."""
+        found = self._place.objects.get(key)
+        if found is None:
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
+        data = found.data[start : start + length]
+        return Part(data, content_token(found.data), micros_of(found.modified))
+
     def put(
         self,
         key: str,
@@ -224,6 +244,13 @@ class MemoryStorage(Storage):
             if found is None or content_token(found.data) != token:
                 fact = "is gone" if found is None else "has changed"
                 raise PreconditionFailedError(f"{key!r} in {self.url} {fact}", key=key)
+            self._place.set(key, bytes(data))
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.overwrite`."""
+        check_key(key)
+        self._check_process()
+        with self._place.lock:
             self._place.set(key, bytes(data))
 
     def exists(self, key: str) -> bool:

@@ -5,6 +5,7 @@ Owns which implementation a URL leads to, and what is said about URLs that lead 
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from fsspec.registry import get_filesystem_class
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.storage.local import LocalStorage
 from icechunk_arrow.storage.memory import MemoryStorage
+from icechunk_arrow.storage.secrets import hidden, without_password
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["open_storage"]
+__all__ = ["is_absolute", "open_storage"]
 
 _INSTALL = {
     "s3": "icechunk-arrow[s3]",
@@ -36,11 +38,18 @@ _INSTALL = {
 _LOCAL_OPTIONS = frozenset({"exclusive_create"})
 
 
+def is_absolute(place: str) -> bool:
+    """Whether a path or URL names a place wherever it is read."""
+    return "://" in place or place.startswith(("/", "~"))
+
+
 def open_storage(
     url: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None = None,
     *,
     settings: StorageSettings | None = None,
+    pickle_secrets: bool = False,
+    left_out: tuple[str, ...] = (),
 ) -> Storage:
     """Open a place; nothing is read or written yet.
 
@@ -52,6 +61,10 @@ def open_storage(
         What the file system takes. A local place takes ``exclusive_create="unsafe"``.
     settings
         Durability, tries and time-outs.
+    pickle_secrets
+        Whether pickles of the place hold the secrets among its options.
+    left_out
+        Names of options that the pickle that these are from has left out, for errors.
 
     Returns
     -------
@@ -64,7 +77,7 @@ def open_storage(
         return _open_local(os.fspath(url), options, settings)
     if "::" in url and not url.startswith(("/", ".", "~")):
         raise InvalidInputError(
-            f"{url!r} is a chain of file systems, in which commits would not be safe; name the "
+            f"{hidden(url, {})!r} is a chain of file systems, in which commits would not be safe; name the "
             "place itself"
         )
     protocol, separator, rest = url.partition("://")
@@ -75,12 +88,15 @@ def open_storage(
     if protocol == "memory":
         _check_options(url, options, frozenset())
         return MemoryStorage(rest.strip("/"))
-    return _open_remote(url, protocol, options, settings)
+    more = {"pickle_secrets": pickle_secrets, "left_out": left_out}
+    return _open_remote(url, protocol, options, settings, more)
 
 
 def _open_local(path: str, options: dict[str, Any], settings: StorageSettings) -> Storage:
     if not path:
         raise InvalidInputError("an empty path names no place; write '.' for the current folder")
+    if "\0" in path:
+        raise InvalidInputError(f"{path!r} holds a NUL character, which no path can")
     _check_options(path, options, _LOCAL_OPTIONS)
     if path.startswith("~"):
         path = os.path.expanduser(path)  # noqa: PTH111 - a string, as everywhere here
@@ -88,8 +104,13 @@ def _open_local(path: str, options: dict[str, Any], settings: StorageSettings) -
 
 
 def _open_remote(
-    url: str, protocol: str, options: dict[str, Any], settings: StorageSettings
+    url: str,
+    protocol: str,
+    options: dict[str, Any],
+    settings: StorageSettings,
+    more: dict[str, Any],
 ) -> Storage:
+    url, login = without_password(url)
     try:
         get_filesystem_class(protocol)
     except ImportError as error:
@@ -108,14 +129,23 @@ def _open_remote(
     if protocol in {"s3", "s3a"}:
         from icechunk_arrow.storage.s3 import S3Storage  # noqa: PLC0415
 
-        return S3Storage(url, options, settings=settings)
+        return S3Storage(url, {**login, **options}, settings=settings, **more)
     if protocol in {"http", "https"}:
         from icechunk_arrow.storage.http import HttpStorage  # noqa: PLC0415
 
-        return HttpStorage(url, options, settings=settings)
+        return HttpStorage(url, _authorized(options, login), settings=settings, **more)
     from icechunk_arrow.storage.bucket import FsspecStorage  # noqa: PLC0415
 
-    return FsspecStorage(url, options, settings=settings)
+    return FsspecStorage(url, {**login, **options}, settings=settings, **more)
+
+
+def _authorized(options: dict[str, Any], login: Mapping[str, str]) -> dict[str, Any]:
+    """Send a name and a password that stood in a URL as a header, as web clients do."""
+    if not login:
+        return options
+    text = f"{login['username']}:{login['password']}".encode()
+    headers = {"Authorization": f"Basic {base64.b64encode(text).decode()}"}
+    return {**options, "headers": {**headers, **options.get("headers", {})}}
 
 
 def _check_options(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:

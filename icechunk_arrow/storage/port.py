@@ -49,6 +49,8 @@ class Capabilities:
     """A sorted listing stops at its limit without reading the rest of the folder."""
     fast: bool
     """Calls take microseconds and may run on the caller's thread: memory and local disk."""
+    lingering: bool = False
+    """A request whose caller was interrupted may still be carried out, later."""
     missing: str = ""
     """For what is False above: why, and what the person can do."""
 
@@ -113,9 +115,18 @@ class Storage(ABC):
         kept beside the object where the place can do that, and left out elsewhere.
         """
 
+    @property
+    def syncs(self) -> bool:
+        """Whether :meth:`sync` keeps its promise; False where the person chose to do without."""
+        return True
+
     @abstractmethod
     def sync(self) -> None:
         """Return when everything put through this handle so far survives a power cut."""
+
+    def sync_everything(self) -> None:
+        """As :meth:`sync`, for what was put through any handle, and named by somebody, so far."""
+        self.sync()
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> None:
@@ -138,6 +149,17 @@ class Storage(ABC):
         """
 
     @abstractmethod
+    def overwrite(self, key: str, data: bytes) -> None:
+        """Write an object whole, over one that may be there; readers see the old or the new one.
+
+        Nobody is asked, and a power cut may take it back: for what decides nothing.
+        """
+
+    def time_of_put(self, key: str) -> datetime | None:  # noqa: ARG002 - not every place says
+        """When the place says that an object was written that was just put; None where it does not say."""
+        return None
+
+    @abstractmethod
     def exists(self, key: str) -> bool:
         """Whether there is an object of this name."""
 
@@ -156,3 +178,9 @@ class Storage(ABC):
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
+
+    def tidy(self) -> None:  # noqa: B027 - most places have nothing of the kind
+        """Remove what crashes left of unfinished writes long ago, where a place has such; never fails.
+
+        Only for a place that is known to hold what the caller writes: it may be somebody's folder with much else.
+        """

@@ -1,9 +1,10 @@
 # Strings, not paths: pathlib costs more than some of these system calls.
-# ruff: noqa: PTH102, PTH108
-"""Temporary files of a local place, and how a finished one gets its name so that one writer wins.
+# ruff: noqa: PTH102, PTH208
+"""Unfinished files of a local place, and how a finished one gets its name so that one writer wins.
 
-Owns the folder ``tmp/``, the files and locks in it, and the choice between a hard link and a rename
-that refuses to replace. Knows paths, no keys; raises plain ``OSError``.
+Owns the scratch folder, the files and locks in it, and the choice between a hard link and a rename
+that refuses to replace. Knows paths, no keys; raises plain ``OSError``, but where the name of the scratch folder is
+taken.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import enum
 import errno
 import fcntl
 import os
+import re
 import secrets
+import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage import disk
 from icechunk_arrow.storage.pieces import flat_pieces
 from icechunk_arrow.storage.port import Capabilities
@@ -28,13 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_LOCKS",
-    "TemporaryFolder",
+    "SCRATCH",
+    "ScratchFolder",
+    "Unfinished",
     "UnsafeStorageWarning",
     "Volume",
     "Way",
     "publish",
 ]
 
+SCRATCH = ".icechunk-arrow"
+"""What unfinished writes stand in, below the root: a name that nobody else gives, and that query engines skip."""
 NO_LOCKS = "this volume cannot lock files, which replacing one safely needs"
 
 _NOTHING_EXCLUSIVE = (
@@ -45,7 +53,9 @@ _NOTHING_EXCLUSIVE = (
 _LEFT_OVER_SECONDS = 24 * 3600.0
 _LOCK_SECONDS = 60.0
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK_FILE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FILE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNFINISHED = re.compile(r"unfinished-[0-9a-f]{24}")
 _LOCKS_UNKNOWN = frozenset(
     {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 )
@@ -83,109 +93,152 @@ class Volume:
         )
 
 
-def publish(way: Way, temporary: str, target: str) -> None:
-    """Give a file its final name, or raise ``FileExistsError``; the temporary name may stay."""
+class Unfinished(NamedTuple):
+    """A file that has no name yet that readers know."""
+
+    folder: int
+    """Descriptor of the scratch folder."""
+    name: str
+
+
+def publish(way: Way, file: Unfinished, target: str) -> None:
+    """Give a file its final name, or raise ``FileExistsError``; the other name may stay."""
     if way is Way.LINK:
-        os.link(temporary, target)
+        os.link(file.name, target, src_dir_fd=file.folder, follow_symlinks=False)
     else:
-        disk.rename_new(temporary, target)
+        disk.rename_new(file.name, target, src_dir_fd=file.folder)
 
 
-class TemporaryFolder:
-    """The folder of unfinished files."""
+class ScratchFolder:
+    """The folder of unfinished files: ours by its name, and used through a descriptor.
 
-    def __init__(self, path: str, *, durable: bool) -> None:
-        self._path = path
+    It is opened for each use, so that nothing stays open, and never through a symbolic link. What others put
+    there stays: files are made under fresh names, and only such names are removed.
+    """
+
+    def __init__(self, root: str, *, durable: bool) -> None:
+        self._path = f"{root.rstrip('/')}/{SCRATCH}"
         self._durable = durable
 
     def explore(self) -> Volume:
-        """Make the folder, clean it, and try what its volume can do."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self._path)
-        self._sweep()
-        ways = (way for way in (Way.LINK, Way.RENAME) if self._works(way))
-        return Volume(way=next(ways, Way.NONE), locks=self._locks())
+        """Try what the volume can do, with files that are made for it."""
+        with self._opened() as folder:
+            ways = (way for way in (Way.LINK, Way.RENAME) if self._works(folder, way))
+            return Volume(way=next(ways, Way.NONE), locks=_can_lock(folder))
 
     @contextlib.contextmanager
-    def file(self, data: bytes) -> Iterator[str]:
-        """Write a file, as durably as the place is, and remove what is left of it."""
-        path = self._new_path()
-        try:
-            try:
-                file = Descriptor(os.open(path, _NEW_FILE, 0o666))
-            except FileNotFoundError:  # somebody has tidied up
-                os.mkdir(self._path)
-                file = Descriptor(os.open(path, _NEW_FILE, 0o666))
+    def file(self, data: bytes, *, durable: bool = True) -> Iterator[Unfinished]:
+        """Write a file, as durably as the place is unless that is no matter, and remove what is left of it."""
+        with self._opened() as folder, _new_file(folder) as (name, file):
             disk.write_pieces(file.fd, flat_pieces(data))
-            if self._durable:
+            if durable and self._durable:
                 disk.sync_file(file.fd)
-            yield path
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            yield Unfinished(folder, name)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold a lock; the system lifts it when its holder dies."""
-        lock = Descriptor(os.open(f"{self._path}/{name}.lock", _LOCK_FILE, 0o666))
+        with self._opened() as folder:
+            lock = Descriptor(os.open(f"{name}.lock", _LOCK_FILE, 0o666, dir_fd=folder))
         deadline = time.monotonic() + _LOCK_SECONDS
         pause = 0.0002
-        while not _try_lock(lock.fd):
-            if time.monotonic() > deadline:
-                raise OSError(
-                    errno.ETIMEDOUT, f"another process held its lock for {_LOCK_SECONDS:.0f} s"
-                )
-            time.sleep(pause)
-            pause = min(pause * 2, 0.01)
-        try:
+        try:  # around the taking too: an interrupt may come when it is ours and nobody knows yet
+            while not _try_lock(lock.fd):
+                if time.monotonic() > deadline:
+                    raise OSError(
+                        errno.ETIMEDOUT, f"another process held its lock for {_LOCK_SECONDS:.0f} s"
+                    )
+                time.sleep(pause)
+                pause = min(pause * 2, 0.01)
             yield
         finally:
             fcntl.flock(lock.fd, fcntl.LOCK_UN)
 
-    def _new_path(self) -> str:
-        return f"{self._path}/{secrets.token_hex(12)}"
+    def tidy(self) -> None:
+        """Remove what crashes left here long ago: plain files with names that are only given here.
 
-    def _works(self, way: Way) -> bool:
-        """Whether a way gives a free name, and refuses one that is taken."""
-        first, second, target = (self._new_path() for _ in range(3))
+        Lock files are used again and stay.
+        """
+        oldest = time.time() - _LEFT_OVER_SECONDS
+        with contextlib.suppress(OSError), self._opened() as folder:
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(folder)):
+                with contextlib.suppress(OSError):
+                    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and found.st_mtime < oldest:
+                        os.unlink(name, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
         try:
-            for path in (first, second):
-                os.close(os.open(path, _NEW_FILE, 0o600))
+            folder = self._open()
+        except FileNotFoundError:  # the first use, or somebody has tidied up
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._path)
+            folder = self._open()
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, _FOLDER)
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
+                raise
+            raise StorageError(
+                f"{self._path} is no folder, or a symbolic link to one, and unfinished writes of a "
+                "repository stand there; it was left as it is: move it away",
+                path=self._path,
+            ) from error
+
+    def _works(self, folder: int, way: Way) -> bool:
+        """Whether a way gives a free name, and refuses one that is taken."""
+        taken = _fresh_name()
+        target = f"{self._path}/{taken}"
+        with _new_file(folder) as (first, _), _new_file(folder) as (second, _):
             try:
-                publish(way, first, target)
-                publish(way, second, target)
+                publish(way, Unfinished(folder, first), target)
+                publish(way, Unfinished(folder, second), target)
             except FileExistsError:
                 return True
             except OSError as error:
                 if error.errno not in disk.NO_LINKS:
                     raise
+            finally:
+                _remove(folder, taken)
             return False
-        finally:
-            for path in (first, second, target):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
 
-    def _locks(self) -> bool:
-        """Whether files can be locked; a lock that is held just now shows that they can."""
-        probe = Descriptor(os.open(f"{self._path}/probe.lock", _LOCK_FILE, 0o666))
+
+@contextlib.contextmanager
+def _new_file(folder: int) -> Iterator[tuple[str, Descriptor]]:
+    """Make a file, and remove its name afterwards, where it still has it."""
+    name = _fresh_name()
+    file = Descriptor(os.open(name, _NEW_FILE, 0o666, dir_fd=folder))
+    try:
+        yield name, file
+    finally:
+        _remove(folder, name)
+
+
+def _fresh_name() -> str:
+    return f"unfinished-{secrets.token_hex(12)}"
+
+
+def _remove(folder: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _can_lock(folder: int) -> bool:
+    """Whether files can be locked."""
+    with _new_file(folder) as (_, file):
         try:
-            _try_lock(probe.fd)
+            return _try_lock(file.fd)
         except OSError as error:
             if error.errno not in _LOCKS_UNKNOWN:
                 raise
             return False
-        return True
-
-    def _sweep(self) -> None:
-        """Remove what a crash left here long ago; lock files are used again and stay."""
-        oldest = time.time() - _LEFT_OVER_SECONDS
-        with os.scandir(self._path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".lock"):
-                    continue
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        os.unlink(entry.path)
 
 
 def _try_lock(fd: int) -> bool:

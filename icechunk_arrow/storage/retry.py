@@ -43,8 +43,13 @@ def pause_seconds(failed_tries: int, settings: StorageSettings, chance: float) -
     return min(longest, doubled) * (1 - chance / 2)
 
 
-def send(request: Callable[[], _T], settings: StorageSettings) -> _T:
-    """Send a request until it is answered for good, or the tries are used up."""
+def send(
+    request: Callable[[], _T], settings: StorageSettings, shown: Callable[[str], str] = str
+) -> _T:
+    """Send a request until it is answered for good, or the tries are used up.
+
+    What is logged of a failure is what is ``shown`` of its text.
+    """
     tries = 0
     while True:
         tries += 1
@@ -55,5 +60,5 @@ def send(request: Callable[[], _T], settings: StorageSettings) -> _T:
             if failure.kind not in _WORTH_IT or tries >= settings.retry_tries:
                 raise RequestFailedError(failure, tries) from error
             pause = pause_seconds(tries, settings, random.random())  # noqa: S311 - no secret
-            _logger.info("try %d failed (%s), again in %.2f s", tries, failure.text, pause)
+            _logger.info("try %d failed (%s), again in %.2f s", tries, shown(failure.text), pause)
         time.sleep(pause)

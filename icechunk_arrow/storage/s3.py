@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,14 @@ from fsspec.asyn import sync
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     InvalidInputError,
+    ObjectNotFoundError,
     PreconditionFailedError,
     ReadOnlyError,
     StorageError,
 )
 from icechunk_arrow.storage.bucket import FsspecStorage
-from icechunk_arrow.storage.failures import Failure, Kind
+from icechunk_arrow.storage.failures import BadAnswerError, Failure, Kind, RefusedAnswerError
+from icechunk_arrow.storage.foreign import Part, check_part, micros_of
 from icechunk_arrow.storage.keys import (
     check_key,
     check_limit,
@@ -50,8 +53,20 @@ _MOST_KEYS = 1000
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 * 2**20
 _CONNECT_SECONDS = 10.0
+_MOST_WHOLE = 64 * 2**20
+"""So large an object is taken whole from a server that ignores ranges."""
 _CHANGED = frozenset({Kind.PRECONDITION, Kind.CONFLICT, Kind.MISSING})
 _DELETE_AGAIN = frozenset({"InternalError", "SlowDown", "ServiceUnavailable"})
+
+
+def _date_of(answer: Mapping[str, Any]) -> datetime | None:
+    """Read when a server answered."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return None
+
 
 _proven: dict[tuple[str, str], Capabilities] = {}
 
@@ -68,6 +83,9 @@ class S3Storage(FsspecStorage):
     settings
         Tries, pauses and time-outs.
     """
+
+    _last_put: datetime | None = None
+    """When the server answered the last time that something was put."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,40 +118,19 @@ class S3Storage(FsspecStorage):
         if not length:
             self._size(key)
             return b""
-        wanted = f"bytes={start}-{start + length - 1}"
+        wanted = _range(start, length)
         answer = self._request("read", key, "get_object", **self._object(key), Range=wanted)
-        if answer is None:
-            return b""
-        body = self._body(answer)
-        return body if "ContentRange" in answer else body[start : start + length]
+        return b"" if answer is None else _cut(answer, start, length)
 
-    def get_range_if(
-        self,
-        key: str,
-        start: int,
-        length: int,
-        *,
-        etag: str | None,
-        unmodified_since: datetime | None,
-    ) -> bytes:
-        """See :meth:`FsspecStorage.get_range_if`; the server itself compares."""
-        arguments: dict[str, Any] = {**self._object(key)}
-        if etag is not None:
-            arguments["IfMatch"] = f'"{etag.strip(chr(34))}"'
-        if unmodified_since is not None:
-            arguments["IfUnmodifiedSince"] = unmodified_since.replace(microsecond=0)
-        if length:
-            arguments["Range"] = f"bytes={start}-{start + length - 1}"
-        try:
-            answer = self._try(lambda fs: _ask(fs, "get_object", arguments))
-        except RequestFailedError as failed:
-            if failed.failure.kind is Kind.PRECONDITION:
-                raise PreconditionFailedError(f"{key!r} was changed", key=key) from failed
-            if failed.failure.kind is Kind.RANGE:
-                return b""
-            raise self._error(failed, "read", key) from failed
-        body = self._body(answer)
-        return body if "ContentRange" in answer else body[start : start + length]
+    def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
+        """See :meth:`FsspecStorage.get_part`; one request, and any key that S3 knows."""
+        check_range(start, length)
+        place = {"Bucket": self._bucket, "Key": self._key(key)}
+        answer = self._request("read", key, "get_object", **place, Range=_range(start, length))
+        if answer is None:
+            return Part(b"", None, None)
+        data = _cut(answer, start, length)
+        return Part(data, answer.get("ETag"), micros_of(answer.get("LastModified")))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`; one request."""
@@ -164,7 +161,10 @@ class S3Storage(FsspecStorage):
         if len(body) > 2 * _PART_BYTES:
             self._put_in_parts(key, body, facts)
             return
-        self._request("write", key, "put_object", **self._object(key), Body=body, Metadata=facts)
+        answer = self._request(
+            "write", key, "put_object", **self._object(key), Body=body, Metadata=facts
+        )
+        self._last_put = _date_of(answer)
 
     def create(self, key: str, data: bytes) -> None:
         """See :meth:`Storage.create`."""
@@ -184,6 +184,14 @@ class S3Storage(FsspecStorage):
         if not self.capabilities.replace:
             raise ReadOnlyError(f"{self._url}: {self.capabilities.missing}", key=key)
         self._replace(key, data, token)
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """See :meth:`Storage.overwrite`."""
+        self._request("write", key, "put_object", **self._object(key), Body=bytes(data))
+
+    def time_of_put(self, key: str) -> datetime | None:  # noqa: ARG002 - the last answer's is near enough
+        """See :meth:`Storage.time_of_put`."""
+        return self._last_put
 
     def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
         """See :meth:`Storage.list`."""
@@ -244,14 +252,19 @@ class S3Storage(FsspecStorage):
         lacking = " and ".join(name for has, name in facts if not has)
         missing = f"the S3 server does not heed {lacking} on PUT" if lacking else ""
         return Capabilities(
-            create=create, replace=replace, limited_listing=ordered, fast=False, missing=missing
+            create=create,
+            replace=replace,
+            limited_listing=ordered,
+            fast=False,
+            lingering=True,
+            missing=missing,
         )
 
     def _prove(self) -> Capabilities:
         """Find out whether conditions are heeded."""
         if ".amazonaws.com" in self._server()[0]:
             return self._capabilities(create=True, replace=True)
-        key = f"tmp/probe-{secrets.token_hex(12)}"
+        key = f".icechunk-arrow/probe-{secrets.token_hex(12)}"
         self._request("write", key, "put_object", **self._object(key), Body=b"probe")
         try:
             return self._capabilities(
@@ -389,6 +402,17 @@ class S3Storage(FsspecStorage):
         try:
             with ThreadPoolExecutor(min(4, self._settings.max_concurrency)) as pool:
                 parts = list(pool.map(send_part, range(1, -(-len(body) // size) + 1)))
+            self._complete(key, upload, parts, len(body))
+        except BaseException:
+            with contextlib.suppress(StorageError, ReadOnlyError):
+                self._request("write", key, "abort_multipart_upload", **upload)
+            raise
+
+    def _complete(
+        self, key: str, upload: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], size: int
+    ) -> None:
+        """Make an object of its parts; an upload that is gone may be one whose answer was lost."""
+        try:
             self._request(
                 "write",
                 key,
@@ -396,10 +420,9 @@ class S3Storage(FsspecStorage):
                 **upload,
                 MultipartUpload={"Parts": parts},
             )
-        except BaseException:
-            with contextlib.suppress(StorageError, ReadOnlyError):
-                self._request("write", key, "abort_multipart_upload", **upload)
-            raise
+        except ObjectNotFoundError:
+            if self._size(key) != size:
+                raise
 
 
 def _ask(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
@@ -412,7 +435,39 @@ async def _exchange(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
     body = answer.get("Body") if method == "get_object" else None
     if body is not None:
         try:
+            wanted = _announced(answer, arguments.get("Range"))
             answer["Body"] = await body.read()
         finally:
             body.close()
+        if wanted is not None and len(answer["Body"]) != wanted:
+            came = len(answer["Body"])
+            raise BadAnswerError(f"{came} bytes came, where {wanted} were announced")
     return answer
+
+
+def _announced(answer: Mapping[str, Any], asked: str | None) -> int | None:
+    """Hold the head of an answer against what was asked for; give how many bytes must come."""
+    size: int | None = answer.get("ContentLength")
+    if asked is None:
+        return size
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    if "ContentRange" in answer:
+        start = int(first) if first else None
+        length = int(last) if start is None else int(last) + 1 - start
+        return check_part(answer["ContentRange"], start, length)[0]
+    if size is None or size > _MOST_WHOLE:
+        raise RefusedAnswerError(
+            f"the server ignores ranges, and would send all {size} bytes; put the file where ranges "
+            f"are served"
+        )
+    return size
+
+
+def _range(start: int, length: int) -> str:
+    return f"bytes={start}-{start + length - 1}"
+
+
+def _cut(answer: Mapping[str, Any], start: int, length: int) -> bytes:
+    """Take a range out of what came: the range itself, or everything."""
+    body: bytes = answer["Body"]
+    return body if "ContentRange" in answer else body[start : start + length]

@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import io
 import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
-from icechunk_arrow.errors import InvalidInputError, ObjectNotFoundError, StorageError
+from icechunk_arrow.errors import (
+    IcechunkArrowError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from icechunk_arrow.storage.connections import leave_connections_to_parents
+from icechunk_arrow.storage.failures import BadAnswerError, Kind
+from icechunk_arrow.storage.foreign import etag_of, micros_of, micros_of_http
+from icechunk_arrow.storage.retry import RequestFailedError, send
+from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Listing", "SourceFile", "SourceFiles", "absolute_url", "local_file"]
 
@@ -26,6 +39,11 @@ _BLOCK_BYTES = 1 << 20
 """A library that looks for its metadata reads here and there: blocks of this size are kept."""
 _BLOCKS = 64
 _LOCAL = ("file://", "local://")
+_WEB = ("http://", "https://")
+_SETTINGS = StorageSettings()
+_T = TypeVar("_T")
+_AT_ONCE = 16
+"""So many places are asked at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +53,14 @@ class SourceFile:
     url: str
     size_bytes: int
     etag: str | None
+    """Of a local file, its time and size."""
     last_modified: int | None
-    """Microseconds since 1970, UTC."""
+    """Microseconds since 1970, UTC; only where there is no ETag."""
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether it would be noticed if it changed."""
+        return self.etag is not None or self.last_modified is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,40 +106,71 @@ class SourceFiles:
         What the file system takes.
     """
 
-    storage_options: Mapping[str, Any]
+    storage_options: Mapping[str, Any] = field(repr=False)
 
     def _reach(self, url: str) -> tuple[Any, str]:
+        path = local_file(url)
+        if path is not None:
+            return LocalFileSystem(), path
+        options = dict(self.storage_options)
+        if url.startswith(_WEB):
+            options.setdefault("encoded", True)  # a location on the web is sent as it stands
+        leave_connections_to_parents()
         try:
-            fs, path = url_to_fs(url, **({} if local_file(url) else self.storage_options))
+            fs, path = url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
             raise InvalidInputError(f"{url!r} cannot be reached: {error}", url=url) from error
         return fs, path
 
-    @contextmanager
-    def _errors(self, url: str, action: str) -> Iterator[None]:
+    def _ask(self, url: str, action: str, request: Callable[[], _T]) -> _T:
+        """Ask as often as it is worth it, and say in our words what went wrong."""
         try:
-            yield
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ObjectNotFoundError(f"there is no {url}", url=url) from error
-        except OSError as error:
-            raise StorageError(f"{url} could not be {action}: {error}", url=url) from error
+            return send(request, _SETTINGS)
+        except RequestFailedError as failed:
+            failure = failed.failure
+            if failure.kind is Kind.MISSING:
+                raise ObjectNotFoundError(f"there is no {url}", url=url) from failed
+            text = f"{url} could not be {action}: "
+            if failure.status is not None:  # fsspec makes "not found" of any answer
+                text += f"the server answers with the status {failure.status}; "
+            raise StorageError(text + failure.text, url=url) from failed
 
     def facts(self, url: str) -> SourceFile:
         """Look at a file."""
         fs, path = self._reach(url)
-        with self._errors(url, "found"):
+        if local_file(url) is not None:
+            return _local_facts(url, self._ask(url, "found", lambda: Path(path).stat()))
+
+        def look() -> Mapping[str, Any]:
             fs.invalidate_cache()
-            found = fs.info(path)
+            found: Mapping[str, Any] = fs.info(path)
+            return found
+
+        found = self._ask(url, "found", look)
         if found.get("type") == "directory":
             raise InvalidInputError(f"{url} is a folder, where a file was expected", url=url)
+        if found.get("size") is None:
+            raise StorageError(f"{url}: the server does not say its size", url=url)
         return _file(url, found)
+
+    def facts_of_all(self, urls: Sequence[str]) -> list[SourceFile | IcechunkArrowError]:
+        """Look at files, many at once; what goes wrong with one stands in its place."""
+
+        def look(url: str) -> SourceFile | IcechunkArrowError:
+            try:
+                return self.facts(url)
+            except IcechunkArrowError as error:
+                return error
+
+        if all(local_file(url) is not None for url in urls):
+            return [look(url) for url in urls]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(look, urls))
 
     def read(self, url: str) -> bytes:
         """Read a whole file."""
         fs, path = self._reach(url)
-        with self._errors(url, "read"):
-            data: bytes = fs.cat_file(path)
-            return data
+        return self._ask(url, "read", lambda: bytes(fs.cat_file(path)))
 
     def find(self, url: str) -> bytes | None:
         """Read a small file, or None where there is none."""
@@ -133,7 +188,10 @@ class SourceFiles:
         paths = [self._reach(url) for url in urls]
         fs = paths[0][0]
         found = fs.cat([path for _, path in paths], on_error="return")
-        return [_content(url, found[path]) for url, (_, path) in zip(urls, paths, strict=True)]
+        return [
+            self.find(url) if isinstance(found[path], BaseException) else bytes(found[path])
+            for url, (_, path) in zip(urls, paths, strict=True)
+        ]
 
     def read_ranges(
         self, urls: Sequence[str], offsets: Sequence[int], lengths: Sequence[int]
@@ -147,21 +205,28 @@ class SourceFiles:
         fs = places[0][0]
         stops = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
         paths = [path for _, path in places]
-        found = fs.cat_ranges(paths, list(offsets), stops, on_error="return", max_gap=None)
-        for url, data, length in zip(urls, found, lengths, strict=True):
-            if isinstance(data, FileNotFoundError):
-                raise ObjectNotFoundError(f"there is no {url}", url=url) from data
-            if isinstance(data, BaseException):
-                raise StorageError(f"{url} could not be read: {data}", url=url) from data
-            _check_length(url, data, length)
-        return list(found)
+        found = list(fs.cat_ranges(paths, list(offsets), stops, on_error="return", max_gap=None))
+        for number, data in enumerate(found):
+            if isinstance(data, BaseException) or len(data) != lengths[number]:
+                found[number] = self._range(urls[number], offsets[number], lengths[number])
+        return found
 
     def _range(self, url: str, offset: int, length: int) -> bytes:
-        path = local_file(url)
-        assert path is not None, "files of one batch are in one place"
-        with self._errors(url, "read"), Path(path).open("rb") as file:
-            file.seek(offset)
-            data = file.read(length)
+        """Read one range; of what is too short it is seen whether the file ends there."""
+        local = local_file(url)
+        if local is not None:
+            data = self._ask(url, "read", lambda: _local_range(local, offset, length))
+            _check_length(url, data, length)
+            return data
+        fs, path = self._reach(url)
+
+        def ask() -> bytes:
+            data = bytes(fs.cat_file(path, start=offset, end=offset + length))
+            if len(data) < length and offset + len(data) < int(fs.info(path)["size"]):
+                raise BadAnswerError(f"{len(data)} bytes came, where {length} were asked for")
+            return data[:length]
+
+        data = self._ask(url, "read", ask)
         _check_length(url, data, length)
         return data
 
@@ -175,27 +240,34 @@ class SourceFiles:
             yield path
             return
         fs, path = self._reach(url)
-        with self._errors(url, "opened"):
-            handle = fs.open(
+        handle = self._ask(
+            url,
+            "opened",
+            lambda: fs.open(
                 path,
                 "rb",
                 block_size=_BLOCK_BYTES,
                 cache_type="blockcache",
                 cache_options={"maxblocks": _BLOCKS},
-            )
-        with io.BufferedReader(_Reading(handle)) as buffered:
+            ),
+        )
+        reading = _Reading(handle, lambda size: self._ask(url, "read", lambda: handle.read(size)))
+        with io.BufferedReader(reading) as buffered:
             yield buffered
 
     def folders_in(self, folder: str) -> list[str]:
         """Give the names of the folders that stand in a folder, sorted; none where there is no folder."""
         fs, path = self._reach(folder)
         root = path.rstrip("/")
-        with self._errors(folder, "listed"):
+
+        def look() -> Any:
             fs.invalidate_cache()
-            try:
-                found = fs.ls(root, detail=True)
-            except FileNotFoundError:
-                return []
+            return fs.ls(root, detail=True)
+
+        try:
+            found = self._ask(folder, "listed", look)
+        except ObjectNotFoundError:
+            return []
         names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
         return sorted(name.rpartition("/")[2] for name in names if name != root)
 
@@ -203,14 +275,21 @@ class SourceFiles:
         """List every file below a folder, at any depth; nothing where there is no folder."""
         fs, path = self._reach(folder)
         root = path.rstrip("/") + "/"
-        with self._errors(folder, "listed"):
+        if local_file(folder) is not None:
+            if os.path.lexists(path) and not os.path.isdir(root):  # noqa: PTH112 -- strings, as all URLs
+                raise InvalidInputError(f"{folder} is no folder", url=folder)
+            return self._ask(folder, "listed", lambda: _local_listing(root))
+
+        def look() -> Any:
             fs.invalidate_cache()
-            try:
-                found = fs.find(root, detail=True)
-            except FileNotFoundError:
-                found = {}
+            return fs.find(root, detail=True)
+
+        try:
+            found = self._ask(folder, "listed", look)
+        except ObjectNotFoundError:
+            found = {}
         kept = {name: each for name, each in found.items() if name.startswith(root)}
-        etags = [_etag(each) for each in kept.values()]
+        etags = [etag_of(each) for each in kept.values()]
         return Listing(
             names=[name[len(root) :] for name in kept],
             sizes=[int(each["size"]) for each in kept.values()],
@@ -224,8 +303,7 @@ class SourceFiles:
     def match(self, pattern: str) -> list[str]:
         """Give the files that a pattern with ``*``, ``?`` or ``[…]`` names, sorted."""
         fs, path = self._reach(pattern)
-        with self._errors(pattern, "listed"):
-            found = fs.glob(path)
+        found: list[str] = self._ask(pattern, "listed", lambda: fs.glob(path))
         scheme, separator, _ = pattern.partition("://")
         return [
             f"{scheme}{separator}{name}" if "://" not in name else name for name in sorted(found)
@@ -235,9 +313,10 @@ class SourceFiles:
 class _Reading(io.RawIOBase):
     """A file of fsspec, as the standard library's buffers want one."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, read: Callable[[int], bytes]) -> None:
         super().__init__()
         self._handle = handle
+        self._read = read
 
     def readable(self) -> bool:
         return True
@@ -252,7 +331,7 @@ class _Reading(io.RawIOBase):
         return int(self._handle.tell())
 
     def readinto(self, target: Any) -> int:
-        data = self._handle.read(len(target))
+        data = self._read(len(target))
         target[: len(data)] = data
         return len(data)
 
@@ -263,25 +342,53 @@ class _Reading(io.RawIOBase):
 
 
 def _file(url: str, found: Mapping[str, Any]) -> SourceFile:
+    etag = etag_of(found)
     return SourceFile(
         url=url,
         size_bytes=int(found["size"]),
-        etag=_etag(found),
-        last_modified=_micros(found),
+        etag=etag,
+        last_modified=_micros(found) if etag is None else None,
     )
 
 
-def _etag(found: Mapping[str, Any]) -> str | None:
-    etag = found.get("ETag") or found.get("etag")
-    return etag.strip('"') if isinstance(etag, str) else None
+def _local_facts(url: str, found: os.stat_result) -> SourceFile:
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise InvalidInputError(f"{url} is {what}, where a file was expected", url=url)
+    etag = _local_etag(found)
+    return SourceFile(url=url, size_bytes=found.st_size, etag=etag, last_modified=None)
 
 
-def _content(url: str, found: Any) -> bytes | None:
-    if isinstance(found, FileNotFoundError):
-        return None
-    if isinstance(found, BaseException):
-        raise StorageError(f"{url} could not be read: {found}", url=url) from found
-    return bytes(found)
+def _local_etag(found: os.stat_result) -> str:
+    """Write what a local file has in place of an ETag, as the specification of manifests says."""
+    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+def _local_listing(root: str) -> Listing:
+    listing = Listing(names=[], sizes=[], etags=[], times=[])
+    if not os.path.isdir(root):  # noqa: PTH112 -- strings, as all URLs
+        return listing
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(root, onerror=fail, followlinks=True):
+        for name in names:
+            path = os.path.join(place, name)  # noqa: PTH118 -- strings: there may be very many
+            found = os.stat(path)  # noqa: PTH116
+            if stat.S_ISREG(found.st_mode):
+                listing.names.append(path[len(root) :])
+                listing.sizes.append(found.st_size)
+                listing.etags.append(_local_etag(found))
+                listing.times.append(None)
+    return listing
+
+
+def _local_range(path: str, offset: int, length: int) -> bytes:
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        data: bytes = file.read(length)
+        return data
 
 
 def _check_length(url: str, data: bytes, length: int) -> None:
@@ -293,10 +400,13 @@ def _check_length(url: str, data: bytes, length: int) -> None:
 
 
 def _micros(found: Mapping[str, Any]) -> int | None:
-    """Tell when a file was last written, rounded up where the place says a part of a microsecond."""
-    moment = found.get("mtime", found.get("LastModified", found.get("last_modified")))
+    """Tell when a file was last written."""
+    names = ("mtime", "LastModified", "last_modified", "Last-Modified")
+    moment = next((found[name] for name in names if found.get(name) is not None), None)
+    if isinstance(moment, str):
+        return micros_of_http(moment)
     if isinstance(moment, int | float):
-        return int(moment * 1_000_000) + 1
+        moment = datetime.fromtimestamp(moment, UTC)
     if isinstance(moment, datetime) and moment.tzinfo is not None:
-        return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+        return micros_of(moment)
     return None

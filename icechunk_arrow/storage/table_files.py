@@ -3,9 +3,9 @@
 Owns what an engine is told about names, sizes and times, and how few requests its reads become. Knows neither
 manifests nor tables: names, sizes and contents are given.
 
-An engine lists a name before it opens it. So a name may stand for a group of files; that is where files that have
-gone are noticed, before a row is read. Files on a local disk are given under their own paths, and the engine reads
-them itself. While views are made only columns matter: no object is looked at for that.
+An engine lists a name before it opens it. So a name may stand for a group of files; on a local disk that is where
+files that have gone are noticed, before a row is read. Objects are read by whoever checks them: an engine is given
+nothing else of them, wherever they lie. While views are made only columns matter: no object is looked at for that.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.spec import AbstractFileSystem
 
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError
+from icechunk_arrow.storage.forks import renew_in_forks
 from icechunk_arrow.storage.local import LocalStorage
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileGroup", "TableFiles", "local_path"]
 
-_TAIL_BYTES = 1 << 18
-"""What is fetched of a file's end at first: all of a manifest of 65,536 chunks."""
-_CACHE_BYTES = 1 << 25
 _GENERATIONS = 4
 """So many states of what is read are remembered, for queries that began before a refresh."""
 _MADE_AT = datetime(2000, 1, 1, tzinfo=UTC)
@@ -65,11 +63,15 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         Where objects are.
     protocol
         What names begin with; of this instance alone.
+    read
+        Reads a part of an object, checked: of its key, its size, where the part begins and how long it is.
     """
 
     cachable = False
 
-    def __init__(self, storage: Storage, protocol: str) -> None:
+    def __init__(
+        self, storage: Storage, protocol: str, read: Callable[[str, int, int, int], bytes]
+    ) -> None:
         super().__init__()
         self.protocol = protocol
         self.storage = storage
@@ -81,10 +83,14 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         self._makers: dict[int, Callable[[str, bool], bytes]] = {}
         self._sizes: dict[str, tuple[str, int, str]] = {}
         self._made: dict[str, bytes] = {}
-        self._tails: OrderedDict[str, bytes] = OrderedDict()
-        self._tail_bytes = 0
+        self._read = read
         self._lock = threading.Lock()
         self._local = threading.local()
+        renew_in_forks(self)
+
+    def renew_after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     # -- what there is
 
@@ -100,7 +106,7 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
             number = next(reversed(self._groups), 0) + 1
             self._groups[number] = groups
             self._makers[number] = make
-            for group in groups.values() if local_path(self.storage, "") is None else ():
+            for group in groups.values():
                 for key, size in group.sizes.items():
                     self._sizes[self._name(number, key)] = (key, size, group.owner)
             while len(self._groups) > _GENERATIONS:
@@ -145,7 +151,7 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         return path
 
     def unstrip_protocol(self, name: str) -> str:
-        """Names are whole already, and those of local files have no protocol."""
+        """Names are whole already."""
         return name
 
     def glob(self, path: str, maxdepth: int | None = None, **_: Any) -> list[str]:  # noqa: ARG002
@@ -156,10 +162,9 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
             if group is None or self._is_describing():
                 return [path]
             local = local_path(self.storage, "")
-            if local is None:
-                return [self._name(number, key) for key in group.sizes]
-            _check_local(local, [group])
-            return [local + key for key in group.sizes]
+            if local is not None:
+                _check_local(local, [group])
+            return [self._name(number, key) for key in group.sizes]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Size of a file, without asking the storage."""
@@ -225,33 +230,14 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         return made
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Read a part of an object: ends of files, where their footers are, with one request and once."""
+        """Read a part of an object, checked."""
         with self._reported():
             key, size, owner = self._sizes[path]
             length = max(min(length, size - start), 0)
             try:
-                return self._range(key, size, start, length)
+                return self._read(key, size, start, length)
             except ObjectNotFoundError as error:
                 raise _gone(key, owner, self.storage.url) from error
-
-    def _range(self, key: str, size: int, start: int, length: int) -> bytes:
-        if start < size - _TAIL_BYTES and start + length < size - 8:
-            return self.storage.get_range(key, start, length)
-        first = max(size - _TAIL_BYTES, 0)
-        tail = self._tails.get(key)
-        if tail is None:
-            tail = self.storage.get_range(key, first, size - first)
-            self._keep(key, tail)
-        if start >= first:
-            return tail[start - first : start - first + length]
-        return self.storage.get_range(key, start, first - start) + tail[: start + length - first]
-
-    def _keep(self, key: str, tail: bytes) -> None:
-        with self._lock:
-            self._tails[key] = tail
-            self._tail_bytes += len(tail)
-            while self._tail_bytes > _CACHE_BYTES:
-                self._tail_bytes -= len(self._tails.popitem(last=False)[1])
 
 
 def _check_local(root: str, groups: Iterable[FileGroup]) -> None:

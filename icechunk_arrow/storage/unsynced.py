@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from dataclasses import dataclass, field
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage import disk
@@ -26,59 +28,90 @@ FEW = 64
 class Descriptor:
     """A file descriptor that closes with its last reference."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("__weakref__", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        _close(self.fd)
+        if hasattr(self, "fd"):  # an interrupt may come before it is set
+            _close(self.fd)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What one sync makes durable."""
+
+    files: list[Descriptor] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    volumes: set[Descriptor] = field(default_factory=set)
+    whole: bool = False
+    """Whether there are so many files that the volumes are synced instead of them."""
+
+    def save(self) -> None:
+        """Sync whole volumes, or the files and the folders that name them."""
+        if self.whole:
+            for volume in self.volumes:
+                disk.sync_filesystem(volume.fd)
+            return
+        if len(self.files) > 1:
+            for file in self.files:
+                disk.start_writeback(file.fd)
+        for file in self.files:
+            disk.sync_file(file.fd)
+        for folder in sorted(self.folders):
+            disk.sync_folder(folder)
 
 
 class Unsynced:
     """Files that are written and not yet durable.
 
     Files stay open until then: write-back errors are told only to who holds a file, and forgotten
-    when the system drops it from memory.
+    when the system drops it from memory. Once all is durable nothing is open, so that a volume can
+    be unmounted while somebody still has a repository on it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the fields
         self._turn = threading.Lock()  # held through a sync: nobody returns before it is done
-        self._files: list[Descriptor] = []
-        self._folders: set[str] = set()
-        self._whole = False
-        self._volumes: dict[int, Descriptor] = {}
+        self._waiting = _Batch()
+        self._saving: list[_Batch] = []
+        self._devices: dict[str, int] = {}
+        self._watched: weakref.WeakValueDictionary[int, Descriptor] = weakref.WeakValueDictionary()
         self._failure: str | None = None
         renew_in_forks(self)
 
     def renew_after_fork(self) -> None:
-        """Make the locks anew."""
+        """Make the locks anew; what another thread was syncing is not known to be durable here."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def watch(self, folder: str) -> None:
-        """Begin to watch for errors on a folder's volume; call it before writing there first."""
+    def watch(self, folder: str) -> Descriptor | None:
+        """Open a folder's volume, to be told of errors: before a write, and held until :meth:`add`."""
         if not disk.can_sync_filesystem():
-            return
-        device = os.stat(folder).st_dev  # noqa: PTH116 - a string is what we have
-        if device not in self._volumes:
-            opened = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            with self._lock:
-                self._volumes.setdefault(device, opened)
+            return None
+        watched = self._watched.get(self._devices.get(folder, -1))
+        if watched is None:
+            watched = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            device = self._devices[folder] = os.fstat(watched.fd).st_dev
+            watched = self._watched.setdefault(device, watched)
+        return watched
 
-    def add(self, file: Descriptor, folder: str) -> None:
-        """Take over an open file that was written in a folder."""
+    def add(self, file: Descriptor, folder: str, volume: Descriptor | None) -> None:
+        """Take over an open file that was written in a folder, and the volume that was watched."""
         with self._lock:
-            if self._whole:
+            waiting = self._waiting
+            if volume is not None:
+                waiting.volumes.add(volume)
+            if waiting.whole:
                 return
-            self._files.append(file)
-            self._folders.add(folder)
-            if len(self._files) <= FEW:
+            waiting.files.append(file)
+            waiting.folders.add(folder)
+            if len(waiting.files) <= FEW:
                 return
-            if disk.can_sync_filesystem():
-                self._whole = True
-                self._files.clear()
+            if volume is not None:
+                waiting.whole = True
+                waiting.files.clear()
                 return
         self.sync()
 
@@ -86,35 +119,21 @@ class Unsynced:
         """Return when everything added so far is durable.
 
         After a failure it fails for ever: the system forgets what it could not write, so a second
-        try would succeed without the data being there.
+        try would succeed without the data being there. After an interrupt the next one begins anew.
         """
         with self._turn:
             if self._failure is not None:
                 raise StorageError(self._failure)
             with self._lock:
-                files, folders, whole = self._files, self._folders, self._whole
-                volumes = list(self._volumes.values()) if whole else []
-                self._files, self._folders, self._whole = [], set(), False
+                self._saving.append(self._waiting)
+                self._waiting = _Batch()
             try:
-                _save(files, folders, volumes)
+                for batch in self._saving:
+                    batch.save()
             except OSError as error:
                 self._failure = (
                     f"what was written could not be made durable ({error.strerror}) and may be "
                     "lost: open the place anew and write it again"
                 )
                 raise StorageError(self._failure) from error
-
-
-def _save(files: list[Descriptor], folders: set[str], volumes: list[Descriptor]) -> None:
-    """Sync whole volumes where there are any, else the files and the folders that name them."""
-    if volumes:
-        for volume in volumes:
-            disk.sync_filesystem(volume.fd)
-        return
-    if len(files) > 1:
-        for file in files:
-            disk.start_writeback(file.fd)
-    for file in files:
-        disk.sync_file(file.fd)
-    for folder in sorted(folders):
-        disk.sync_folder(folder)
+            self._saving = []

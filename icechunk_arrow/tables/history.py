@@ -9,26 +9,29 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import empty_table, from_values, one_array
+from icechunk_arrow.core.columns import conform, empty_table, from_values, one_array
 from icechunk_arrow.core.coord_lists import decode_lists
 from icechunk_arrow.core.json_values import encode_json
+from icechunk_arrow.engine.history import check_parent
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats import envelope, structure, transaction
+from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.tables.columns import extents, int64, repeated, table_of
 from icechunk_arrow.tables.schemas import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from icechunk_arrow.core.snapshot import SnapshotFacts
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.files import Files
     from icechunk_arrow.storage.port import Storage
 
 __all__ = ["operation_table", "ref_table", "snapshot_table"]
@@ -63,18 +66,21 @@ def _all(storage: Storage, ask: Callable[[A], B], questions: Iterable[A]) -> lis
         return list(pool.map(ask, waiting))
 
 
-def _walk(storage: Storage, snapshot_id: str) -> Iterator[_Past]:
+def _walk(files: Files, snapshot_id: str) -> Iterator[_Past]:
     """Give a snapshot and all before it, newest first."""
-    newest = _read(storage, snapshot_id)
+    storage, limit_bytes = files.storage, files.decode_limit_bytes
+    newest = _read(storage, snapshot_id, limit_bytes)
     yield newest
     while newest.facts.history:
         before = [info.id for info in newest.facts.history]
-        found = _all(storage, lambda each: _read(storage, each), before)
+        found = _all(storage, lambda each: _read(storage, each, limit_bytes), before)
+        for child, parent in pairwise([newest, *found]):
+            check_parent(child.facts, parent.facts)
         yield from found
         newest = found[-1]
 
 
-def _read(storage: Storage, snapshot_id: str) -> _Past:
+def _read(storage: Storage, snapshot_id: str, limit_bytes: int) -> _Past:
     """Read what the footer of a structure file says."""
     key = key_of(FileKind.STRUCTURE, snapshot_id)
     length = _TAIL_BYTES
@@ -90,8 +96,9 @@ def _read(storage: Storage, snapshot_id: str) -> _Past:
         needs = envelope.seal_needs(tail, size_bytes, key)
         if needs <= len(tail):
             break
+        Budget(key, limit_bytes).check(needs)
         length = needs
-    sealed = envelope.open_seal(tail, size_bytes, FileKind.STRUCTURE, snapshot_id)
+    sealed = envelope.open_seal(tail, size_bytes, FileKind.STRUCTURE, snapshot_id, limit_bytes)
     facts, numbers = structure.decode_footer(sealed)
     stored_bytes = sum(numbers.stored_bytes.tolist())
     return _Past(
@@ -105,7 +112,7 @@ def _read(storage: Storage, snapshot_id: str) -> _Past:
 
 def snapshot_table(context: Context, snapshot_id: str) -> pa.Table:
     """Make the table of a snapshot and all before it, newest first."""
-    past = list(_walk(context.storage, snapshot_id))
+    past = list(_walk(context.files, snapshot_id))
     every = [each.facts for each in past]
     moments = [(facts.written_at - _EPOCH) // _MICROSECOND for facts in every]
     columns = [
@@ -140,6 +147,8 @@ def ref_table(context: Context) -> pa.Table:
     tips = [tip for tip in _all(storage, catalog.find_tip, branches) if tip is not None]
     found = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
     pointed = [(name, snapshot) for name, snapshot in found if snapshot is not None]
+    named = {snapshot: f"the tag {name!r}" for name, snapshot in pointed}
+    _check_there(storage, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips})
     columns = [
         _texts(chain(["branch"] * len(tips), ["tag"] * len(pointed))),
         _texts(chain((tip.branch for tip in tips), (name for name, _ in pointed))),
@@ -154,27 +163,41 @@ def ref_table(context: Context) -> pa.Table:
     return table_of(FACTS["refs"], columns)
 
 
+def _check_there(storage: Storage, named: Mapping[str, str]) -> None:
+    """Refuse a reference to nothing: nothing seals the few bytes that name a snapshot."""
+    keys = [key_of(FileKind.STRUCTURE, snapshot) for snapshot in named]
+    for key, name, there in zip(
+        keys, named.values(), _all(storage, storage.exists, keys), strict=True
+    ):
+        if not there:
+            raise CorruptFileError(
+                f"{name} points to a snapshot of which there is no {key}: what says so is damaged, or that "
+                f"file is gone. Restore it from a copy.",
+                key=key,
+            )
+
+
 def operation_table(context: Context, snapshot_id: str) -> pa.Table:
     """Make the table of what the commits of a snapshot and all before it did, newest first."""
-    past = [each.facts for each in _walk(context.storage, snapshot_id)]
+    past = [each.facts for each in _walk(context.files, snapshot_id)]
     logged = [facts.id for facts in past if facts.parent_id is not None]
-    parts = _all(context.storage, lambda each: _operations_of(context.storage, each), logged)
+    parts = _all(context.storage, lambda each: _operations_of(context.files, each), logged)
     return pa.concat_tables([empty_table(FACTS["operations"]), *parts])
 
 
-def _operations_of(storage: Storage, snapshot_id: str) -> pa.Table:
+def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
     key = key_of(FileKind.TRANSACTION, snapshot_id)
     try:
-        data = storage.get(key)
+        data = files.storage.get(key)
     except ObjectNotFoundError as error:
         raise CorruptFileError(
             f"the transaction log {key} of the snapshot {snapshot_id} is missing. Restore it from a "
             f"copy.",
             key=key,
         ) from error
-    _, table = envelope.read_whole(data, FileKind.TRANSACTION, snapshot_id)
+    _, table = transaction.read_rows(data, snapshot_id, files.decode_limit_bytes)
     try:
-        return _described(table.select(transaction.SCHEMA.names), snapshot_id)
+        return _described(table, snapshot_id)
     except (KeyError, TypeError, AssertionError, pa.ArrowInvalid) as error:
         raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
 
@@ -188,6 +211,7 @@ def _described(table: pa.Table, snapshot_id: str) -> pa.Table:
         repeated(snapshot_id, table.num_rows),
         int64(raw["id"]),
         raw["operation"],
+        raw["effect"],
         raw["path"],
         raw["from_path"],
         int64(raw["node_id"]),
@@ -197,5 +221,7 @@ def _described(table: pa.Table, snapshot_id: str) -> pa.Table:
         files,
         extents(raw["extent"]),
         int64(raw["chunk_count"]),
+        raw["keys"],
+        *(conform(raw[name], pa.list_(pa.int64())) for name in ("shape_before", "shape_after")),
     ]
     return table_of(FACTS["operations"], columns)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from icechunk_arrow.core.chunks import HAS_CRC, WIDE
 from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, indices, one_array
 from icechunk_arrow.engine.history import ancestors
+from icechunk_arrow.engine.timetravel import find_tip_to_read
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
 from icechunk_arrow.tables.columns import repeated
 from icechunk_arrow.tables.inspections import OBSERVED
@@ -139,7 +140,7 @@ def ref_snapshot_table(context: Context) -> pa.Table:
             if kind == "tag":
                 found = catalog.find_tag(name)
             else:
-                tip = catalog.find_tip(name)
+                tip = find_tip_to_read(context, name)
                 found = None if tip is None else tip.snapshot_id
             if found is not None:
                 rows += [

@@ -20,7 +20,7 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
-from icechunk_arrow.core.packing import PlainShape, choose_set
+from icechunk_arrow.core.packing import PlainShape, choose_sets
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.formats.live_manifests import extent_lists
 from icechunk_arrow.tables.columns import extents, int64, lists_of, repeated, table_of
@@ -156,18 +156,18 @@ def _sets(
     grid_counts, fit = (
         each[_array_places(snapshot)[arrays]] for each in grid_chunk_counts(snapshot)
     )
-    for place, (path, grid_count, total) in enumerate(
-        zip(
+    shapes = [
+        PlainShape(path=path, chunk_counts=(grid,), dimension_names=None, chunk_count=total)
+        for path, grid, total in zip(
             entries.paths.take(indices(first)).to_pylist(),
             np.where(fit, grid_counts, _LARGEST).tolist(),
             totals.tolist(),
             strict=True,
         )
-    ):
-        shape = PlainShape(
-            path=path, chunk_counts=(grid_count,), dimension_names=None, chunk_count=total
-        )
-        chosen[place] = known[set_for_size(settings, choose_set(settings, shape), total).name]
+    ]
+    for place, meant in enumerate(choose_sets(settings, shapes)):
+        home = set_for_size(settings, meant, shapes[place].chunk_count)
+        chosen[place] = known[home.name]
     of_entry = chosen[np.searchsorted(arrays, entries.owners)]
     count = len(entries.manifests)
     low, high = np.full(count, len(names)), np.full(count, -1)

@@ -15,6 +15,7 @@ __all__ = ["CHANGES", "EXTENT", "FACTS", "OVER_CHUNKS", "REPOSITORY", "TABLES", 
 _TEXT = pa.string()
 _NUMBER = pa.int64()
 _NUMBERS = pa.list_(pa.int64())
+_TEXTS = pa.list_(pa.string())
 _TIME = pa.timestamp("us", "UTC")
 EXTENT = pa.list_(pa.struct([pa.field("start", _NUMBER), pa.field("stop", _NUMBER)]))
 """A half-open range of chunk indices for each dimension."""
@@ -137,6 +138,7 @@ _OPERATIONS = _schema(
     ("snapshot", _TEXT, "the snapshot whose commit did it"),
     ("ordinal", _NUMBER, "place in the commit, from 1"),
     ("operation", _TEXT, "what was done, as schemas/README.md names it"),
+    ("effect", _TEXT, "content (values differ), placement (the same bytes elsewhere) or note"),
     ("path", _TEXT, "the node's path after the commit; a deleted one's last"),
     ("from_path", _TEXT, "the path before a move"),
     ("node_id", _NUMBER, "the node's id"),
@@ -144,8 +146,11 @@ _OPERATIONS = _schema(
     ("index", _NUMBERS, "one chunk"),
     ("coord", pa.binary(), "the same as bytes"),
     ("manifest", _TEXT, "the manifest of chunks that were written at once"),
-    ("extent", EXTENT, "within which these are, or to which an array shrank"),
-    ("chunk_count", _NUMBER, "how many were written at once"),
+    ("extent", EXTENT, "within which these are, which was deleted, or to which an array shrank"),
+    ("chunk_count", _NUMBER, "how many were written at once, or were there to be deleted"),
+    ("keys", _TEXTS, "top-level members of a document or of attributes that changed"),
+    ("shape_before", _NUMBERS, "an array's shape before it was resized"),
+    ("shape_after", _NUMBERS, "its shape afterwards"),
 )
 CHANGES = _schema(
     ("path", _TEXT, "the node's path afterwards; a deleted one's last"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.ids import is_id
-from icechunk_arrow.engine.timetravel import resolve
+from icechunk_arrow.engine.timetravel import find_tip_to_read, resolve
 from icechunk_arrow.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats.layout import MAIN
 
@@ -56,7 +56,7 @@ def find_named(context: Context, name: str) -> str:
         except SnapshotNotFoundError:
             pass
     try:
-        tip = context.catalog.find_tip(name)
+        tip = find_tip_to_read(context, name)
         found = context.catalog.find_tag(name) if tip is None else tip.snapshot_id
     except InvalidInputError:
         found = None

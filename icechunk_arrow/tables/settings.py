@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import yaml
 
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.json_values import encode_json
@@ -22,7 +21,7 @@ __all__ = ["config_table"]
 
 def config_table(config: RepositoryConfig) -> pa.Table:
     """Make the table of settings as ``config.yaml`` has them, keys of mappings joined by dots."""
-    found = dict(_flat("", yaml.safe_load(config.to_yaml())))
+    found = dict(_flat("", config.to_plain()))
     columns = [from_values(list(each), pa.string()) for each in (found.keys(), found.values())]
     return table_of(FACTS["config"], columns)
 

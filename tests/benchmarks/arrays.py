@@ -12,7 +12,7 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 import icechunk_arrow
-from icechunk_arrow import RepositoryConfig, StorageSettings
+from icechunk_arrow import StorageSettings
 from tests.benchmarks.harness import alternate, print_figures, print_line, timed
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ _AIMS_OF_SMALL = {
     ("FusedCodecPipeline", "written"): {"MemoryStore": 1.5},
     ("FusedCodecPipeline", "read"): {"MemoryStore": 1.5},
 }
-
-
-def _config(*, durable: bool) -> RepositoryConfig:
-    return RepositoryConfig(storage=StorageSettings(durable=durable))
 
 
 def _pipelines() -> list[str]:
@@ -82,7 +78,9 @@ class _Arrays:
 
     def write_ours(self, pipeline: str, *, durable: bool) -> float:
         path = self._fresh(f"ours {durable}")
-        repo = icechunk_arrow.Repository.create(path, config=_config(durable=durable))
+        repo = icechunk_arrow.Repository.create(
+            path, storage_settings=StorageSettings(durable=durable)
+        )
         first = repo.writable_session("main")
         self._array(first.store)
         first.commit("create")

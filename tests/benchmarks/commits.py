@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 
 import icechunk_arrow
-from icechunk_arrow import RepositoryConfig, StorageSettings
+from icechunk_arrow import StorageSettings
 from tests.benchmarks.harness import (
     Stopwatch,
     alternate,
@@ -33,8 +33,8 @@ _MOST_CHUNKS = 1 << 20
 
 
 def _create(folder: Path, *, durable: bool) -> icechunk_arrow.Repository:
-    config = RepositoryConfig(storage=StorageSettings(durable=durable))
-    repo = icechunk_arrow.Repository.create(folder, config=config)
+    settings = StorageSettings(durable=durable)
+    repo = icechunk_arrow.Repository.create(folder, storage_settings=settings)
     session = repo.writable_session("main")
     zarr.create_array(
         session.store,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import zarr
 
 import icechunk_arrow
-from icechunk_arrow import RepositoryConfig, StorageSettings
+from icechunk_arrow import StorageSettings
 from tests.benchmarks import references_data, references_input
 from tests.benchmarks.harness import timed
 from tests.benchmarks.peers import start_icechunk, start_worker
@@ -40,8 +40,8 @@ class Ours:
     @classmethod
     def create(cls, path: Path, rows: int, *, dimensions: int = 2, durable: bool = True) -> Ours:
         """Make a repository with an empty array."""
-        config = RepositoryConfig(storage=StorageSettings(durable=durable))
-        repo = icechunk_arrow.Repository.create(path, config=config)
+        settings = StorageSettings(durable=durable)
+        repo = icechunk_arrow.Repository.create(path, storage_settings=settings)
         session = repo.writable_session("main")
         shape = references_data.grid(rows + references_data.SPARE_ROWS, dimensions)
         zarr.create_array(

@@ -184,7 +184,7 @@ def read_everything(path: str, *, rows: int, look_ups: int) -> dict[str, Any]:
         "looked_up": looked_up.seconds,
         "kept": kept,
         "kept_afterwards": resident_bytes() - before,
-        "cache_bytes": session.config.cache_bytes,
+        "cache_bytes": session._context.files.cache.limit_bytes,
         **meter.figures(),
     }
 

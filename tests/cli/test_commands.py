@@ -19,6 +19,7 @@ import pytest
 from icechunk_arrow import Repository
 from icechunk_arrow.cli.output import plain
 from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.storage.publish import SCRATCH
 from tests.cli.conftest import STRANGE
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_reading_commands_say_what_the_library_says(shell: Shell) -> None:
     nodes = json.loads(shell.out("icechunk-arrow ls weather t2m --format json"))
     assert [node["path"] for node in nodes] == ["/t2m"]
     config = json.loads(shell.out("icechunk-arrow config weather --format json"))
-    assert {row["key"]: row["value"] for row in config}["cache-bytes"] == str(256 << 20)
+    assert {row["key"]: row["value"] for row in config}["chunk-file-size-bytes"] == str(64 << 20)
 
 
 @pytest.mark.parametrize("way", ["--tag v1", "--snapshot ID", "--as-of TIME", "--branch old"])
@@ -175,7 +176,7 @@ def test_show_says_what_every_kind_of_file_is(shell: Shell) -> None:
     repo.save_config()
     repo.export_state()
     kept = (each for each in (shell.folder / "weather").rglob("*") if each.is_file())
-    files = [each for each in kept if each.parent.name != "tmp"]
+    files = [each for each in kept if each.parent.name != SCRATCH]
     roles = set()
     for file in files:
         shown = json.loads(shell.out(f"icechunk-arrow show '{file}' --rows 1 --format json"))
@@ -207,23 +208,24 @@ def test_show_says_what_every_kind_of_file_is(shell: Shell) -> None:
 def test_settings_are_checked_before_they_are_saved(shell: Shell) -> None:
     """A wrong setting is refused with its key and changes nothing; right ones are there for everybody."""
     for wrong, said in {
-        "storage.retry-tries=many": "storage.retry-tries must be of type int",
-        "cash-bytes=1": "did you mean 'cache-bytes'?",
+        "chunk-file-size-bytes=many": "chunk-file-size-bytes must be of type int",
+        "check-sum-chunks=1": "did you mean 'checksum-chunks'?",
         "storage.nothing.x=1": "unknown configuration key 'storage.nothing.x'",
-        "cache-bytes=[": "not YAML",
+        "storage=1": "unknown configuration key 'storage'",
+        "chunk-file-size-bytes=[": "not plain YAML",
     }.items():
         done = shell.run(
-            f"icechunk-arrow config weather --set storage.durable=false --set '{wrong}'"
+            f"icechunk-arrow config weather --set checksum-chunks=true --set '{wrong}'"
         )
         assert (done.returncode, done.stdout) == (1, "")
         assert said in done.stderr
     config = repository(shell).config
-    assert (config.cache_bytes, config.storage.durable) == (256 << 20, True)
+    assert (config.chunk_file_size_bytes, config.checksum_chunks) == (64 << 20, True)
 
-    line = "icechunk-arrow config weather --set cache-bytes=7 --set storage.durable=false"
+    line = "icechunk-arrow config weather --set chunk-file-size-bytes=7000000 --set checksum-chunks=true"
     assert shell.run(line).returncode == 0
     config = repository(shell).config
-    assert (config.cache_bytes, config.storage.durable) == (7, False)
+    assert (config.chunk_file_size_bytes, config.checksum_chunks) == (7_000_000, True)
     assert shell.run("icechunk-arrow init other --catalog state").returncode == 0
     assert (shell.folder / "other/state.json").exists()
 

@@ -51,7 +51,7 @@ def test_every_example_runs(shell: Shell) -> None:
             assert bool(done.stdout) is not silent, line
             assert bool(done.stderr) is (command in {"init", "config"}), (line, done.stderr)
 
-    assert Repository.open(shell.folder / "new-weather").config.cache_bytes == 100_000_000
+    assert Repository.open(shell.folder / "new-weather").config.chunk_file_size_bytes == 100_000_000
     assert pq.read_table(shell.folder / "chunks.parquet").num_rows == 8
     with duckdb.connect() as con:
         con.execute((shell.folder / "weather.sql").read_text())

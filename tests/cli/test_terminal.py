@@ -12,6 +12,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import zarr
+
+from icechunk_arrow import Repository
+from icechunk_arrow.cli.consoles import harmless_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,3 +204,46 @@ def test_the_package_loads_nothing_of_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.stderr) == ("[]\n[]\n", "")
+
+
+EVIL = "\x1b]0;title\x07 \x9b31m \u202egnp.exe\u2069 \u200f\u2028 ß🎈"
+STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200f\u2028\u202e\u2069]")
+
+
+def test_nothing_of_a_repository_steers_a_terminal(shell: Shell) -> None:
+    """On a terminal every form shows control and direction characters as numbers; a pipe gets data as it is."""
+    repo = Repository.create(shell.folder / "evil")
+    with repo.transaction("main", message=EVIL, metadata={EVIL: EVIL}) as store:
+        zarr.create_array(store, name="a", shape=(), dtype="i8", attributes={EVIL: EVIL})
+        zarr.create_group(store, path=EVIL.replace("/", ""))
+    repo.create_branch("b\u202e\x9b", repo.lookup_branch("main"))
+    file = f"evil/s/{repo.lookup_branch('main')}.parquet"
+    asked = [
+        *(
+            ["log", "evil"],
+            ["ls", "evil", "--format", "csv"],
+            ["branches", "evil"],
+            ["tree", "evil"],
+        ),
+        *(["log", "evil", "--format", form] for form in ("json", "csv")),
+        *(["show", file, "--rows", "9"], ["show", file, "--rows", "9", "--format", "json"]),
+        ["sql", "evil", "FROM snapshots", "--format", "json"],
+    ]
+    for words in asked:
+        code, shown = on_terminal(shell, words)
+        assert code == 0, shown
+        assert STEERING.search(shown) is None, (words, shown)
+        assert "\x1b]" not in shown
+    assert json.loads(harmless_json(json.dumps([EVIL], indent=1, ensure_ascii=False))) == [EVIL]
+    for command in ("log evil", "branches evil", "ls evil", f"show '{file}' --rows 9"):
+        assert "\u202e" in shell.out(f"icechunk-arrow {command} --format json")
+    assert EVIL.replace("/", "") in shell.out("icechunk-arrow log evil --format csv")
+
+
+def test_an_error_about_a_strange_name_steers_no_terminal(shell: Shell) -> None:
+    """Messages show such characters as numbers too, wherever a name comes from."""
+    code, shown = on_terminal(shell, ["log", "weather", "--branch", "b\u202e\x9b"])
+
+    assert code == 1
+    assert "b\\u202e\\x9b" in shown
+    assert STEERING.search(shown) is None

@@ -27,7 +27,6 @@ from icechunk_arrow import (
     RebaseFailedError,
     Repository,
     RepositoryConfig,
-    StorageSettings,
     VersionSelection,
 )
 from icechunk_arrow.core import placement
@@ -325,7 +324,6 @@ class HistoryMachine(RuleBasedStateMachine):
             packed_chunk_threshold_bytes=10,
             chunk_file_size_bytes=40,
             chunk_manifests=LAYOUTS[layout],
-            storage=StorageSettings(durable=False),
         )
         Repository.create(self.url, config=config)
         first = self.open().writable_session("main")

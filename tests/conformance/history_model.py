@@ -83,9 +83,8 @@ def rebased(
     for each in theirs:
         if _conflict(ours, mine, each):
             return None
-        for uid, places in each.touched.items() if not keep_ours else ():
-            own = ours.touched.get(uid, {})
-            ours.touched[uid] = {place: own[place] for place in own.keys() - places.keys()}
+        if not keep_ours and not _yield(ours, each):
+            return None
     found = {path: array for path, array in tip.items() if array.uid not in ours.deleted}
     found = copy.deepcopy(found)
     current = _by_uid(found)
@@ -107,6 +106,20 @@ def rebased(
             else:
                 there.chunks[place] = value
     return found
+
+
+def _yield(ours: Changes, theirs: Changes) -> bool:
+    """Take back what was done to chunks that they touched; False where we cut off some of those."""
+    for uid, places in theirs.touched.items():
+        kept = ours.kept.get(uid)
+        if kept is not None and not all(_within(place, kept) for place in places):
+            return False
+        own = ours.touched.get(uid, {})
+        ours.touched[uid] = {place: own[place] for place in own.keys() - places.keys()}
+    for uid, kept in theirs.kept.items():
+        own = ours.touched.get(uid, {})
+        ours.touched[uid] = {place: value for place, value in own.items() if _within(place, kept)}
+    return True
 
 
 def _within(place: Place, counts: Place) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Place = tuple[int, ...]
     Chunks = Mapping[str, set[Place]]
 
-__all__ = ["LiveManifests"]
+__all__ = ["LiveManifests", "place_of"]
 
 DENSE = 1
 
@@ -50,7 +50,7 @@ class LiveManifests:
         for name in names - known.keys():
             table = pq.read_table(io.BytesIO(get(f"i/{name}")), columns=["array_id", "coord"])
             ids, coords = table["array_id"].to_pylist(), table["coord"].to_pylist()
-            known[name] = list(zip(ids, map(_place, coords), strict=True))
+            known[name] = list(zip(ids, map(place_of, coords), strict=True))
         return cls(
             ids={node["path"]: node["id"] for node in nodes if node["type"] == "array"},
             entries=entries,
@@ -107,7 +107,7 @@ class LiveManifests:
         return found[0], found[1]
 
 
-def _place(coord: bytes) -> Place:
+def place_of(coord: bytes) -> Place:
     """Read the integers of RFC 9000, section 16."""
     found = []
     while coord:

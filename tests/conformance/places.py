@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
-from icechunk_arrow import Repository, StorageSettings
+from icechunk_arrow import Repository
 from icechunk_arrow.engine.config import RepositoryConfig
+from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from zarr.abc.store import Store
 
     from icechunk_arrow import Session
 
-__all__ = ["Place", "document_of", "keys_of", "settled"]
+__all__ = ["Place", "document_of", "keys_of", "served", "settled"]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder on a static host, as Python has one: read-only, and nothing to list."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +56,20 @@ class Place:
 
     def create(self, **settings: Any) -> Repository:
         """Make the repository."""
-        config = RepositoryConfig(storage=StorageSettings(durable=False), **settings)
-        return Repository.create(self.url, self.options, config=config)
+        config = RepositoryConfig(**settings)
+        return Repository.create(
+            self.url,
+            self.options,
+            config=config,
+            storage_settings=UNSYNCED,
+            pickle_secrets=True,
+        )
 
     def open(self) -> Repository:
         """Open the repository as another process would: nothing of an earlier handle is used."""
-        return Repository.open(self.url, self.options)
+        return Repository.open(
+            self.url, self.options, storage_settings=UNSYNCED, pickle_secrets=True
+        )
 
     def session(self) -> Session:
         """Open it, to write to main."""

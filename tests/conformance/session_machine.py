@@ -36,7 +36,6 @@ from icechunk_arrow import (
     NodeNotFoundError,
     RebaseFailedError,
     Repository,
-    StorageSettings,
 )
 from icechunk_arrow.engine.config import RepositoryConfig
 from tests.conformance.session_model import (
@@ -63,7 +62,6 @@ SETTINGS = RepositoryConfig(
     chunk_file_size_bytes=80,
     inline_attributes_threshold_bytes=40,
     checksum_chunks=True,
-    storage=StorageSettings(durable=False),
 )
 PATHS = ("/", "/a", "/b", "/a/x", "/a/y", "/a/y/z", "/ab", "/a/x/c")
 SOURCE = bytes(range(256))

@@ -16,7 +16,6 @@ from icechunk_arrow import (
     RebaseFailedError,
     Repository,
     RepositoryConfig,
-    StorageSettings,
     VersionSelection,
 )
 from icechunk_arrow.core import placement
@@ -74,7 +73,6 @@ class Repo:
         config = RepositoryConfig(
             chunk_manifests=manifests or ManifestSettings(),
             inline_chunk_threshold_bytes=16,
-            storage=StorageSettings(durable=False),
         )
         self.url = f"memory://{secrets.token_hex(8)}"
         Repository.create(self.url, config=config)

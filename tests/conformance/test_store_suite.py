@@ -10,16 +10,20 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zarr
 from zarr.abc.store import SupportsDeleteSync, SupportsGetSync, SupportsSetSync
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.testing.store import StoreTests
 
-from icechunk_arrow import IcechunkStore, ReadOnlyError
+from icechunk_arrow import IcechunkArrowError, IcechunkStore, ReadOnlyError, Repository
 from icechunk_arrow.engine.keyspace import Keyspace
 from tests.conformance.suite_replacements import HOMES, REPLACED, REWRITTEN, rewritten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from zarr.core.buffer import Buffer
 
     from icechunk_arrow import Session
@@ -232,3 +236,28 @@ def test_the_store_has_what_the_suite_would_skip() -> None:
     assert issubclass(IcechunkStore, SupportsSetSync)
     assert issubclass(IcechunkStore, SupportsDeleteSync)
     assert IcechunkStore.supports_deletes
+
+
+def test_a_store_that_only_reads_refuses_in_our_words_and_in_zarrs(tmp_path: Path) -> None:
+    """Every way to write to it raises one error, which is ours and the ``ValueError`` that zarr promises."""
+    repo = Repository.create(tmp_path / "r")
+    with repo.transaction("main", message="array") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[...] = 1
+    found = repo.readonly_session("main").store
+    data = cpu.Buffer.from_bytes(b"x")
+    for store in (found, repo.writable_session("main").store.with_read_only(read_only=True)):
+        writes: tuple[Callable[[], object], ...] = (
+            lambda store=store: sync(store.set("a/c/0", data)),  # type: ignore[misc]
+            lambda store=store: sync(store.set_if_not_exists("a/c/0", data)),  # type: ignore[misc]
+            lambda store=store: sync(store.delete("a/c/0")),  # type: ignore[misc]
+            lambda store=store: sync(store.delete_dir("a")),  # type: ignore[misc]
+            lambda store=store: sync(store.clear()),  # type: ignore[misc]
+            lambda store=store: store.set_sync("a/c/0", data),  # type: ignore[misc]
+            lambda store=store: store.delete_sync("a/c/0"),  # type: ignore[misc]
+            lambda store=store: store.set_virtual_ref("a/c/0", "file:///x", offset=0, length=1),  # type: ignore[misc]
+        )
+        for write in writes:
+            with pytest.raises(ReadOnlyError) as raised:
+                write()
+            assert isinstance(raised.value, ValueError)
+            assert isinstance(raised.value, IcechunkArrowError)

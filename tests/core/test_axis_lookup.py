@@ -191,3 +191,12 @@ def test_values_are_shown_as_their_owner_writes_them() -> None:
     assert shown(np.float64(0.25), is_time=False) == "0.25"
     assert shown("a", is_time=False) == "'a'"
     assert shown(None, is_time=True) == "null"
+
+
+def test_distances_of_far_integers_do_not_wrap() -> None:
+    """Two numbers at both ends of 64 bits are far apart, not near."""
+    least, most = -(2**63), 2**63 - 1
+    lookup = NearLookup.of(np.array([least + 1, 0]), 10)
+    assert lookup.find(pa.array([most - 1, least, 5, 11])).tolist() == [-1, 0, 1, -1]
+    lookup = NearLookup.of(np.array([most, 0]), 2)
+    assert lookup.find(pa.array([least, most - 2, -3])).tolist() == [-1, 0, -1]

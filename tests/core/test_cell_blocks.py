@@ -133,3 +133,16 @@ def test_texts_and_times_are_cells_too(policy: str, dtype: Any) -> None:
 def test_policies_are_those_that_are_documented() -> None:
     """Each word makes a block."""
     assert all(new_block(1, np.dtype("f4"), each, np.nan) for each in POLICIES)
+
+
+@pytest.mark.parametrize("policy", ["sum", "mean"])
+def test_results_that_do_not_fit_are_refused(policy: str) -> None:
+    """A sum of numbers that is none: of floats as of integers; infinities that rows had stay."""
+    block = new_block(3, np.dtype("f4"), policy, np.nan)
+    block.add(np.array([0, 0, 1], np.uint32), np.array([3e38, 3e38, np.inf]))
+    if policy == "mean":
+        assert block.finish().tolist()[:2] == [np.float32(3e38), np.inf]
+        return
+    with pytest.raises(CellError, match="does not fit into float32") as caught:
+        block.finish()
+    assert caught.value.address == 0

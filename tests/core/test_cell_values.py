@@ -191,3 +191,24 @@ def test_types_that_do_not_go_together(
 
     assert isinstance(found, str)
     assert text in found
+
+
+def test_texts_that_an_array_would_cut_are_refused() -> None:
+    """Too long, or ending in characters that fixed lengths drop: by its row."""
+    texts = pa.array(["ab", "ab", "abcdef"])
+    with pytest.raises(ValueFault, match="longer") as caught:
+        encoded(texts, "U5")
+    assert caught.value.row == 2
+    with pytest.raises(ValueFault, match="NUL") as caught:
+        encoded(pa.array(["", "ab\0"]), "U5")
+    assert caught.value.row == 1
+    assert encoded(pa.array(["a\0b"]), "U5").tolist() == ["a\0b"]
+
+
+def test_arrays_whose_numbers_mean_others_are_refused() -> None:
+    """Packed, or with signs that attributes deny: what rows say would be read as something else."""
+    for attributes in ({"scale_factor": 2.0}, {"add_offset": 1}, {"_Unsigned": "true"}):
+        found = cell_type_of(np.dtype("i2"), attributes, pa.int64())
+        assert isinstance(found, str)
+        assert "is packed" in found
+    assert isinstance(cell_type_of(np.dtype("u2"), {"_Unsigned": "true"}, pa.int64()), CellType)

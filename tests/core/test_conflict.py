@@ -22,7 +22,14 @@ from icechunk_arrow.core.conflict import (
     conflicts,
 )
 from icechunk_arrow.core.coords import decode_one, encode_one
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
+from icechunk_arrow.core.log import (
+    BulkWrite,
+    ChunkChanges,
+    ChunkLog,
+    NodeName,
+    NodeUpdate,
+    TransactionLog,
+)
 from tests.formats.kinds import ID
 
 if TYPE_CHECKING:
@@ -45,6 +52,8 @@ def log(**facts: Any) -> TransactionLog:
     """A log; ``chunks`` maps nodes to changes."""
     chunks = facts.pop("chunks", {})
     members: dict[str, Any] = {name: tuple(value) for name, value in facts.items()}
+    for name in {"updated_metadata", "updated_attributes"} & members.keys():
+        members[name] = tuple(NodeUpdate(node, ("codecs",)) for node in members[name])
     return TransactionLog(
         **members,
         chunks=ChunkLog.of({node.id: changes for node, changes in chunks.items()}),
@@ -112,6 +121,16 @@ CASES = {
         log(created=[new("/n/x/y")]),
         log(created=[new("/n")]),
         [(T.NewNodeInInvalidGroup, "/n/x/y")],
+    ),
+    "ours in a group that they deleted": (
+        log(created=[new("/g/y")]),
+        log(deleted=[G]),
+        [(T.NewNodeInInvalidGroup, "/g/y")],
+    ),
+    "ours in a group that both replaced": (
+        log(created=[new("/g", "group", 10), new("/g/y")], deleted=[G]),
+        log(deleted=[G]),
+        [],
     ),
     "our array above their node": (
         log(created=[new("/n")]),
@@ -384,13 +403,13 @@ def test_the_chunks_of_changes(
 
 
 def test_two_large_boxes_are_compared_by_their_extents() -> None:
-    """A hundred million chunks on each side: the count is exact, and nothing is enumerated."""
+    """A hundred million chunks on each side: the count is exact, and no more are enumerated than are named."""
     ours = log(chunks={A: ChunkChanges(bulk=(box((0, 10_000), (0, 10_000)),))})
     theirs = log(chunks={A: ChunkChanges(bulk=(box((9_000, 20_000), (5_000, 15_000)),))})
     (found,) = conflicts(ours, theirs, never)
 
     assert found.chunk_count == 1_000 * 5_000
-    assert found.conflicted_chunks == ((9_000, 5_000),)
+    assert found.conflicted_chunks == tuple((9_000, 5_000 + n) for n in range(MOST_LISTED))
 
 
 def test_a_conflict_lists_so_many_chunks_and_counts_all() -> None:

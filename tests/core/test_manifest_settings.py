@@ -210,15 +210,17 @@ def test_each_part_replaces_its_own_default() -> None:
 
 def test_what_is_named_overrides_and_nothing_else() -> None:
     """Parts of the saved settings stay where the other ones do not name them."""
-    saved = RepositoryConfig(chunk_manifests=read(EXAMPLE), cache_bytes=5)
+    saved = RepositoryConfig(chunk_manifests=read(EXAMPLE), checksum_chunks=True)
     preload = ManifestSettings(preload=ManifestPreload(max_manifests=0))
     over = saved.overridden_by(RepositoryConfig(chunk_manifests=preload))
     twice = over.overridden_by(RepositoryConfig(chunk_manifests=ManifestSettings(rules=())))
 
-    assert over.cache_bytes == 5
+    assert over.checksum_chunks
     assert over.chunk_manifests == replace(saved.chunk_manifests, preload=preload.preload)
     assert twice.chunk_manifests == replace(over.chunk_manifests, rules=())
-    assert saved.overridden_by(RepositoryConfig(cache_bytes=6)).chunk_manifests == read(EXAMPLE)
+    assert saved.overridden_by(RepositoryConfig(checksum_chunks=False)).chunk_manifests == read(
+        EXAMPLE
+    )
     nothing = RepositoryConfig(chunk_manifests=ManifestSettings())
     assert saved.overridden_by(nothing) == saved
     with pytest.raises(InvalidInputError, match=r"rules\[0\]\.target: there is no set 'coord1'"):
@@ -312,14 +314,14 @@ BAD = [
     ("{sets: [x]}", r"chunk-manifests\.sets\[0\] must be the name of one set"),
     ("{sets: [{x: , y: }]}", r"chunk-manifests\.sets\[0\] must be the name of one set"),
     ("{sets: [{}]}", r"chunk-manifests\.sets\[0\] must be the name of one set"),
-    ("{sets: [{5: }]}", r"the name of a set is a text"),
+    ("{sets: [{5: }]}", r"the key '5', which is no text"),
     ('{sets: [{"a\\nb": }]}', r"the name of a set is a text"),
     ("{sets: [{'': }]}", r"the name of a set is a text"),
     ("{sets: [{x: 5}]}", r"chunk-manifests\.sets\.x must be a mapping"),
     ("{sets: [{x: }, {y: }, {x: }]}", r"chunk-manifests\.sets\.x is there twice"),
     ("{sets: [{default: }, {default: }]}", r"chunk-manifests\.sets\.default is there twice"),
     (a_set("max-manifest-sise: 1"), r"'chunk-manifests\.sets\.x\.max-manifest-sise'; did you mean"),
-    (a_set("5: 1"), r"'chunk-manifests\.sets\.x\.5'; known are: max-manifest-size"),
+    (a_set("'5': 1"), r"'chunk-manifests\.sets\.x\.5'; known are: max-manifest-size"),
     (a_set("max-manifest-size: 0"), r"chunk-manifests\.sets\.x\.max-manifest-size must be a whole"),
     (a_set("max-manifest-size: true"), r"x\.max-manifest-size must be a whole number"),
     (a_set("max-manifest-size: 1.5"), r"x\.max-manifest-size must be a whole number"),

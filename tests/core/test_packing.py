@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from icechunk_arrow.core.packing import (
     PlainShape,
     bin_pack,
     choose_set,
+    choose_sets,
     closure,
     ordered_sets,
 )
@@ -467,3 +469,65 @@ def test_the_closure_is_the_least_set_that_no_manifest_crosses(
 
     assert found == slow
     assert all(arrays <= found or not arrays & found for arrays in tenants.values())
+
+
+PATTERNS = ["/a", "/a.*", ".*/(x|y)", "/[ab]/x+", "(?i)/B/.*", "/b|/a/x", None]
+RULES = st.builds(
+    ManifestRule,
+    target=st.sampled_from(["one", "two", "default"]),
+    path=st.sampled_from(PATTERNS),
+    metadata_chunks=st.sampled_from([None, (0, 5), (5, None), (None, 3)]),
+    initialized_chunks=st.sampled_from([None, (2, 4), (1, None)]),
+)
+SHAPES = st.builds(
+    PlainShape,
+    path=st.sampled_from(["/a", "/b", "/a/x", "/a/xx", "/b/y", "/B/z", "/c", "/ab"]),
+    chunk_counts=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    dimension_names=st.none(),
+    chunk_count=st.integers(0, 5),
+)
+
+
+def first_rule(rule: ManifestRule, shape: PlainShape) -> bool:
+    """Whether all conditions of a rule hold, by the letter."""
+    pairs = [
+        (rule.metadata_chunks, math.prod(shape.chunk_counts)),
+        (rule.initialized_chunks, shape.chunk_count),
+    ]
+    inside = all(
+        wanted is None or ((wanted[0] or 0) <= count and (wanted[1] is None or count < wanted[1]))
+        for wanted, count in pairs
+    )
+    return inside and (rule.pattern is None or rule.pattern.matches(shape.path))
+
+
+@given(st.lists(RULES, max_size=40), st.lists(SHAPES, max_size=12))
+def test_many_rules_at_once_choose_as_one_by_one(
+    rules: list[ManifestRule], shapes: list[PlainShape]
+) -> None:
+    """The first rule of which all conditions hold, however many rules and arrays there are."""
+    sets = tuple(ManifestSet(name=name) for name in ("one", "two"))
+    settings = ManifestSettings(sets=sets, rules=tuple(rules))
+    expected = [
+        next((rule.target for rule in rules if first_rule(rule, shape)), "default")
+        for shape in shapes
+    ]
+
+    assert [each.name for each in choose_sets(settings, shapes)] == expected
+
+
+@pytest.mark.parametrize("path", ["/[n]one{n}.*x+", "/group[0-9]+/array_{n}[05]?", ".*/x{n}", None])
+def test_a_thousand_rules_are_no_burden(path: str | None) -> None:
+    """The most rules that settings may have, on 5,000 arrays, within the two seconds of anything hostile."""
+    rules = tuple(
+        ManifestRule(
+            target="default", path=path and path.format(n=n), metadata_chunks=(n, n + 1001)
+        )
+        for n in range(1000)
+    )
+    settings = ManifestSettings(rules=rules)
+    shapes = [PlainShape(f"/group{n // 100}/array_{n}", (10, 100), None, 5) for n in range(5000)]
+    begun = time.process_time()
+    choose_sets(settings, shapes)
+
+    assert time.process_time() - begun < 2

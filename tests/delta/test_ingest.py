@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -201,3 +202,73 @@ def test_a_frame_of_rows(spark: Any, tmp_path: Path) -> None:
     assert done.chunk_count == 2
     assert seen[-1].share == 1
     check(repo, cells)
+
+
+def add_array(repo: Repository, path: str) -> None:
+    """Make another array with the same dimensions."""
+    with repo.transaction("main", message="make") as store:
+        zarr.create_array(
+            store,
+            name=path,
+            shape=SHAPE,
+            chunks=(4, 3),
+            dtype="f8",
+            fill_value=np.nan,
+            dimension_names=("y", "x"),
+        )
+
+
+def test_every_array_remembers_for_itself(spark: Any, tmp_path: Path) -> None:
+    """A second group, a second array, one that was deleted: each gets all rows, and then what is new."""
+    repo, table = repository(tmp_path), tmp_path / "t"
+    for path in ("g/v", "w"):
+        add_array(repo, path)
+    frame(spark, {(0, 0): 1.0}).selectExpr("*", "-v AS w").write.format("delta").save(str(table))
+    ingest.delta(spark, table, repo, ["v"])
+
+    assert ingest.delta(spark, table, repo, ["v"], group="/g").chunk_count == 1
+    np.testing.assert_array_equal(read_array(repo, "v"), read_array(repo, "g/v"))
+    more = frame(spark, {(7, 5): 2.0}).selectExpr("*", "-v AS w")
+    more.write.format("delta").mode("append").save(str(table))
+    with repo.transaction("main", message="by hand") as store:
+        array: Any = zarr.open_array(store, path="v")
+        array[0, 0] = 100.0
+    done = ingest.delta(spark, table, repo, ["v", "w"])
+    assert (done.since_version, done.version, done.arrays) == (None, 1, ("/v", "/w"))
+    wanted = {(0, 0): 100.0, (7, 5): 2.0}
+    check(repo, wanted)
+    assert read_array(repo, "w")[0, 0] == -1.0, "what had come before is not lost to a new array"
+    assert read_array(repo, "w")[7, 5] == -2.0
+    assert ingest.delta(spark, table, repo, ["w"]).snapshot_id is None
+    assert ingest.delta(spark, table, repo, ["v"], group="/g").since_version == 0
+    assert read_array(repo, "g/v")[7, 5] == 2.0
+
+    session = repo.writable_session("main")
+    session.delete_nodes(["/w"])
+    session.commit("gone")
+    dims: dict[str, Any] = {"dimensions": ["y", "x"], "coordinates": {"y": "index", "x": "index"}}
+    ingest.delta(spark, table, repo, ["w"], **dims)
+    assert (read_array(repo, "w")[0, 0], read_array(repo, "w")[7, 5]) == (-1.0, -2.0)
+
+
+def test_a_table_that_was_made_anew_is_another_one(spark: Any, tmp_path: Path) -> None:
+    """Its versions begin again, and its rows are taken, also under a name; an older version is refused."""
+    repo, table = repository(tmp_path), tmp_path / "t"
+    for number in range(3):
+        append(spark, table, {(0, number): 1.0})
+    ingest.delta(spark, table, repo, ["v"], name="mine")
+    shutil.rmtree(table)
+    append(spark, table, {(7, 5): 3.0})
+
+    done = ingest.delta(spark, table, repo, ["v"], name="mine")
+
+    assert (done.since_version, done.version) == (None, 0)
+    assert read_array(repo, "v")[7, 5] == 3.0
+    append(spark, table, {(7, 4): 4.0})
+    ingest.delta(spark, table, repo, ["v"], name="mine")
+    with pytest.raises(InvalidInputError, match="version 1 of the table already"):
+        ingest.delta(spark, table, repo, ["v"], name="mine", take="all", version=0)
+    other = Repository.create(tmp_path / "other")
+    assert ingest.delta(
+        spark, table, other, ["v"], dimensions=["y", "x"], coordinates={"y": "index", "x": "index"}
+    ).chunk_count

@@ -93,7 +93,7 @@ def test_a_table_follows_a_repository(spark: Any, tmp_path: Path) -> None:
     written(repo, name="a")
     session = repo.writable_session("main")
     make_array(session.store, "g/v", shape=(4, 8))
-    session.set_references("/g/v", references("s3://bucket/one.nc", "https://host/b [x]%20.nc"))
+    session.set_references("/g/v", references("s3://bucket/one.nc", "https://host/b[x]%20.nc"))
     first = session.commit("virtual")
     steps: list[tuple[str, int]] = []
 

@@ -124,8 +124,8 @@ def test_settings_travel_with_the_repository(tmp_path: Path) -> None:
     assert other.config.inline_chunk_threshold_bytes == 9
     assert Repository.open(tmp_path).config.inline_chunk_threshold_bytes == 7
     assert other.config == RepositoryConfig(inline_chunk_threshold_bytes=9)
-    partly = Repository.open(tmp_path, config=RepositoryConfig(cache_bytes=5)).config
-    assert (partly.inline_chunk_threshold_bytes, partly.cache_bytes) == (7, 5)
+    partly = Repository.open(tmp_path, config=RepositoryConfig(checksum_chunks=True)).config
+    assert (partly.inline_chunk_threshold_bytes, partly.checksum_chunks) == (7, True)
     other.save_config()
     assert Repository.open(tmp_path).config.inline_chunk_threshold_bytes == 9
     (tmp_path / "config.yaml").write_text(json.dumps({"inline-chunk-threshold-bytes": 11}))
@@ -136,14 +136,16 @@ def test_settings_travel_with_the_repository(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("inline-chunk-threshold: 1", r"inline-chunk-threshold'.*inline-chunk-threshold-bytes"),
-        ("cache-bytes: many", r"cache-bytes must be of type int"),
-        ("cache-bytes: true", r"cache-bytes must be of type int"),
-        ("cache-bytes: -1", r"cache-bytes"),
-        ("storage: {durable: 1}", r"storage.durable must be of type bool"),
-        ("storage: {durably: true}", r"storage.durably'.*durable"),
+        ("chunk-file-size-bytes: many", r"chunk-file-size-bytes must be of type int"),
+        ("chunk-file-size-bytes: true", r"chunk-file-size-bytes must be of type int"),
+        ("packed-chunk-threshold-bytes: -1", r"packed-chunk-threshold-bytes"),
+        ("checksum-chunks: 1", r"checksum-chunks must be of type bool"),
+        ("storage: {durable: false}", r"unknown configuration key 'storage'"),
+        ("cache-bytes: 5", r"unknown configuration key 'cache-bytes'"),
+        ("chunk-file-size-bytes: 4611686018427387904", r"at most 1073741824"),
         ("[1]", r"mapping"),
-        ("a: !!python/object:os.system x", r"not YAML"),
-        ("{", r"not YAML"),
+        ("a: !!python/object:os.system x", r"not plain YAML"),
+        ("{", r"not plain YAML"),
     ],
 )
 def test_bad_settings_name_the_key(text: str, message: str) -> None:
@@ -154,6 +156,6 @@ def test_bad_settings_name_the_key(text: str, message: str) -> None:
 
 def test_settings_round_trip() -> None:
     """``from_yaml(to_yaml(x)) == x``."""
-    config = RepositoryConfig(checksum_chunks=True, cache_bytes=123)
+    config = RepositoryConfig(checksum_chunks=True, chunk_file_size_bytes=123_456_789)
 
     assert RepositoryConfig.from_yaml(config.to_yaml()) == config

@@ -316,3 +316,52 @@ def test_combining_in_slices_of_a_few_rows(parts: list[dict[Key, int]]) -> None:
     for part in parts:
         expected |= part
     assert content(session) == expected
+
+
+# -- what happens to a session between fork and merge
+
+
+def test_a_fork_does_not_take_back_what_a_rebase_brought(tmp_path: Path) -> None:
+    """It wrote a part of a chunk, and has the rest from before: it is refused, and nothing is changed."""
+    repo = make(tmp_path / "repo")
+    with repo.transaction("main", message="larger chunks") as store:
+        zarr.create_array(store, name="e", shape=(4,), chunks=(2,), dtype="i4", compressors=None)
+    session, theirs = repo.writable_session("main"), repo.writable_session("main")
+    fork = session.fork()
+    zarr.open_array(fork.store, path="e")[0] = 5
+    zarr.open_array(theirs.store, path="e")[1] = 9
+    theirs.commit("theirs")
+    session.rebase(ConflictDetector())
+    for each in (fork, pickle.loads(pickle.dumps(fork))):
+        with pytest.raises(InvalidInputError, match="rebased since"):
+            session.merge(each)
+
+    assert not session.has_uncommitted_changes
+    found = zarr.open_array(session.store, path="e")[...]
+    assert np.array_equal(found, [0, 9, 0, 0])
+
+
+@pytest.mark.parametrize("value", [7, -1])
+@pytest.mark.parametrize("duplicates", ["error", "last"])
+def test_a_fork_leaves_nothing_outside_of_an_array(
+    tmp_path: Path, value: int, duplicates: str
+) -> None:
+    """What the session cut off meanwhile has no place any more, values and fill values alike."""
+    repo = make(tmp_path / "repo")
+    session = repo.writable_session("main")
+    fork = session.fork()
+    zarr.open_array(fork.store, path="a")[2, 4] = value
+    zarr.open_array(session.store, path="a").resize((2, 5))
+    with pytest.raises(InvalidInputError, match="smaller meanwhile"):
+        session.merge(fork, duplicates=duplicates)
+    session.commit("smaller")
+
+    assert not repo.tables("chunks").num_rows
+
+
+def test_a_fork_does_not_clear_arrays(tmp_path: Path) -> None:
+    """It cannot say so to the session, so it does not pretend."""
+    session = make(tmp_path / "repo").writable_session("main")
+    fork = session.fork()
+    with pytest.raises(InvalidInputError, match="cannot clear '/a'"):
+        fork.clear_array("/a")

@@ -82,7 +82,7 @@ def test_where_payloads_stand(
     config = RepositoryConfig(
         chunk_file_size_bytes=file_size, packed_chunk_threshold_bytes=0, checksum_chunks=checked
     )
-    placed = PayloadWriter(place, config, lambda: next(names)).start(payloads, aside=aside)
+    placed = PayloadWriter(place, lambda: config, lambda: next(names)).start(payloads, aside=aside)
     placed.written.result()
     files: list[bytes] = [b""]
     expected = []

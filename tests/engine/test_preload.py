@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from icechunk_arrow import Repository, RepositoryConfig, StorageSettings
+from icechunk_arrow import Repository, RepositoryConfig
 from icechunk_arrow.core.manifest_settings import ManifestPreload, ManifestSettings
 from icechunk_arrow.engine.preload import choose
 from tests.faults.repositories import through
 from tests.faults.storage_wrappers import WrappedStorage
-from tests.places import make_array
+from tests.places import UNSYNCED, make_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,14 +57,15 @@ def config(**preload: object) -> RepositoryConfig:
     return RepositoryConfig(
         inline_chunk_threshold_bytes=0,
         chunk_manifests=ManifestSettings(preload=ManifestPreload(**preload)),  # type: ignore[arg-type]
-        storage=StorageSettings(durable=False),
     )
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A repository in which each of four arrays has manifests of its own: two commits, two manifests."""
-    repo = Repository.create(tmp_path / "r", config=config(max_manifests=0))
+    repo = Repository.create(
+        tmp_path / "r", config=config(max_manifests=0), storage_settings=UNSYNCED
+    )
     for name in NAMES:
         session = repo.writable_session("main")
         array = make_array(session.store, name, (8,), chunks=(1,))

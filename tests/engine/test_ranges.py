@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from icechunk_arrow import StorageError
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.engine import joining
+from icechunk_arrow.engine.cache import ByteCache
+from icechunk_arrow.engine.chunk_bytes import ChunkBytes
+from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.joining import Moment
 from icechunk_arrow.engine.ranges import plan_ranges
+from icechunk_arrow.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from icechunk_arrow.engine.chunk_bytes import Part
 
 PATIENCE_SECONDS = 30.0
 FILE = bytes(range(256)) * 40
@@ -74,6 +80,11 @@ class Reader:
         return data
 
 
+def part(found: ChunkRef, start: int, stop: int) -> Part:
+    """Say what of a file must be fetched, as a session does."""
+    return ChunkBytes(Files(MemoryStorage("ranges"), ByteCache(1 << 20))).part(found, start, stop)
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads to read in."""
@@ -98,7 +109,7 @@ def ask_all(
     pool: ThreadPoolExecutor, read: Reader, refs: list[ChunkRef]
 ) -> list[Future[bytes | memoryview | None]]:
     """Read chunks in one moment, and wait for all."""
-    moment = Moment(read, pool.submit, later)
+    moment = Moment(read, part, pool.submit, later)
     answers = [
         moment.ask(lambda ref=ref: (ref, ref.length), lambda size: (0, size))  # type: ignore[misc]
         for ref in refs
@@ -156,7 +167,7 @@ def test_checksums_are_compared_within_a_joined_read(pool: ThreadPoolExecutor) -
     answers = ask_all(pool, read, [ref(10 * n, crc32c=crc[n]) for n in range(3)])
     assert [answers[0].result(), answers[2].result()] == [FILE[:10], FILE[20:30]]
     assert str(answers[1].exception()) == "damaged at 10"
-    moment = Moment(Reader(), pool.submit, later)
+    moment = Moment(Reader(), part, pool.submit, later)
     parts = [
         moment.ask(lambda n=n: (ref(10 * n, crc32c=crc[n]), 10), lambda _: (3, 5))  # type: ignore[misc]
         for n in range(3)
@@ -179,7 +190,7 @@ def test_one_who_goes_away_does_not_stop_the_others(pool: ThreadPoolExecutor) ->
             return super().__call__(found, start, stop)
 
     read = Held()
-    moment = Moment(read, pool.submit, later)
+    moment = Moment(read, part, pool.submit, later)
     answers = [
         moment.ask(lambda n=n: (ref(10 * n), 10), lambda size: (0, size))  # type: ignore[misc]
         for n in range(4)
@@ -204,7 +215,7 @@ def test_a_slow_lookup_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
         assert go.wait(PATIENCE_SECONDS)
         return ref(10), 10
 
-    moment = Moment(Reader(), pool.submit, later)
+    moment = Moment(Reader(), part, pool.submit, later)
     waits = moment.ask(slow, lambda size: (0, size))
     found = moment.ask(lambda: (ref(0), 10), lambda size: (0, size))
     moment.start()
@@ -217,7 +228,7 @@ def test_a_slow_lookup_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
 def test_what_needs_no_file_is_given_at_once(pool: ThreadPoolExecutor) -> None:
     """Documents, inline chunks, empty parts and what is not there make no request; an error is told."""
     read = Reader()
-    moment = Moment(read, pool.submit, later)
+    moment = Moment(read, part, pool.submit, later)
 
     def fail() -> None:
         raise StorageError("no answer")
@@ -238,7 +249,7 @@ def test_a_closed_store_answers_with_an_error() -> None:
     """Where no thread takes work any more, whoever waits is told."""
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    moment = Moment(Reader(), pool.submit, later)
+    moment = Moment(Reader(), part, pool.submit, later)
     answer = moment.ask(lambda: (ref(0), 10), lambda size: (0, size))
     moment.start()
     assert isinstance(answer.exception(PATIENCE_SECONDS), StorageError)

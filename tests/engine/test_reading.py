@@ -28,7 +28,6 @@ from icechunk_arrow import (
     InvalidInputError,
     Repository,
     RepositoryConfig,
-    StorageSettings,
 )
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
@@ -46,7 +45,7 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.memory import MemoryStorage
 from tests.faults.repositories import through
 from tests.faults.storage_wrappers import WrappedStorage
-from tests.places import make_array
+from tests.places import UNSYNCED, make_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
 PROTOTYPE = default_buffer_prototype()
-SETTINGS = StorageSettings(durable=False)
 
 
 class CountingStorage(WrappedStorage):
@@ -99,8 +97,8 @@ def opened(place: Path | str, *, fast: bool = False) -> tuple[Repository, Counti
 
 def made(place: Path, count: int, size_bytes: int = 100, **config: Any) -> np.ndarray:
     """Make a repository with one array of ``count`` chunks, and give its values."""
-    given_config = RepositoryConfig(inline_chunk_threshold_bytes=0, storage=SETTINGS, **config)
-    repo = Repository.create(place, config=given_config)
+    given_config = RepositoryConfig(inline_chunk_threshold_bytes=0, **config)
+    repo = Repository.create(place, config=given_config, storage_settings=UNSYNCED)
     session = repo.writable_session("main")
     data = np.random.default_rng(count).integers(0, 256, count * size_bytes, np.uint8)
     array = zarr.create_array(
@@ -495,12 +493,12 @@ def test_the_likeliest_manifest_is_opened_first() -> None:
     """Where extents overlap, a chunk that was put into a hole is found without opening what has the hole."""
     files = Files(CountingStorage(MemoryStorage()), ByteCache(1 << 20))
     large = _manifest_of([(0, n) for n in range(60) if n not in {7, 30, 31}], "0" * 20, files)
-    small = _manifest_of([(0, 7), (0, 40 + 30)], "1" * 20, files)
-    dense = _manifest_of([(0, 30), (0, 31)], "2" * 20, files)
+    small = _manifest_of([(0, 7), (0, 40 + 30)], "1" * 19 + "0", files)
+    dense = _manifest_of([(0, 30), (0, 31)], "2" * 19 + "0", files)
     inventories = Inventories.of([large, small, dense], 2)
     storage = files.storage
     assert isinstance(storage, CountingStorage)
-    for place, name in (((0, 30), "2" * 20), ((0, 7), "1" * 20), ((0, 8), "0" * 20)):
+    for place, name in (((0, 30), "2" * 19 + "0"), ((0, 7), "1" * 19 + "0"), ((0, 8), "0" * 20)):
         storage.asked.clear()
         found = find_ref(files, 7, inventories, place)
         assert found is not None
@@ -606,8 +604,7 @@ MANY = 1 << 20
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository whose array has a million references, with a hole in it."""
     place = tmp_path_factory.mktemp("many") / "r"
-    config = RepositoryConfig(storage=SETTINGS, cache_bytes=32 << 20)
-    repo = Repository.create(place, config=config)
+    repo = Repository.create(place, storage_settings=UNSYNCED)
     session = repo.writable_session("main")
     make_array(session.store, "a", (MANY,), chunks=(1,))
     make_array(session.store, "few", (3,), chunks=(1,))[...] = 1

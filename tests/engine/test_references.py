@@ -26,7 +26,7 @@ from icechunk_arrow import (
     SourceChangedError,
     VirtualChunkSpec,
 )
-from icechunk_arrow.engine.virtual import fault_of_location
+from icechunk_arrow.core.locations import fault_of_location
 from tests.engine.bulk_place import BulkPlace, table_of, view_of
 from tests.places import make_array, read_array
 

@@ -17,7 +17,7 @@ from icechunk_arrow import (
     Repository,
     RepositoryConfig,
 )
-from icechunk_arrow.engine.commit import commit_once
+from icechunk_arrow.engine.commit import publish
 from tests.places import make_array
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ def test_a_commit_in_between_is_kept(
     def late(context: object, tip: object, planned: CommitPlan) -> object:
         if waiting:
             waiting.pop()()
-        return commit_once(context, tip, planned)  # type: ignore[arg-type]
+        return publish(context, tip, planned)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("icechunk_arrow.engine.rewriting.commit_once", late)
+    monkeypatch.setattr("icechunk_arrow.engine.rewriting.publish", late)
     found = repo.rewrite_manifests("main", "tidy")
     messages = [info.message for info in repo.ancestry(branch="main")]
 

@@ -68,21 +68,25 @@ def open_slow(place: Path, *group: str) -> tuple[Repository, AskedStorage]:
     return repo, slow[-1]
 
 
-def test_settings_and_tip_are_asked_for_together(made: Path) -> None:
-    """Opening does not wait for the settings before it looks for the tip of main, nor the other way."""
-    _, slow = open_slow(made, "get config.yaml", "exists refs/branch.main/ZZZZZZZZ.json")
-    assert slow.asked.count("get config.yaml") == 1
+def test_whose_it_is_and_where_it_stands_are_asked_for_together(made: Path) -> None:
+    """Opening does not wait for the first entry before it looks for the tip of main, nor for the settings."""
+    first = "refs/branch.main/ZZZZZZZZ.json"
+    _, slow = open_slow(made, f"get {first}", "get refs/branch.main/hint.json")
+    assert slow.asked.count(f"get {first}") == 1
+    assert "get config.yaml" not in slow.asked
 
 
 def test_a_session_looks_for_a_newer_commit_while_it_reads(made: Path) -> None:
-    """The structure file of the tip seen before, and two names after it, are asked for together."""
+    """The structure file of the tip seen before, and its name and two after it, are asked for together."""
     repo, slow = open_slow(made)
     slow.asked.clear()
-    slow.answer_together(["exists refs/", "exists refs/", "get_tail s/"])
+    slow.answer_together(["exists refs/"] * 3 + ["get_tail s/"])
     session = repo.readonly_session("main")
-    assert len(slow.asked) == 3
+    first = [request for request in slow.asked if "config.yaml" not in request]
+    assert len(first) == 4
     zarr.open_array(session.store, path="a", mode="r")[0, 0]
-    assert [request[:11] for request in slow.asked[3:]] == ["get_tail i/", "get_range c"]
+    then = [request[:11] for request in slow.asked if "config.yaml" not in request][4:]
+    assert then == ["get_tail i/", "get_range c"]
 
 
 def test_a_newer_commit_is_found_all_the_same(made: Path) -> None:

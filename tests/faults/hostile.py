@@ -17,13 +17,14 @@ from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
 from tests.faults.repositories import CONFIG, PACKED, array_document, contents, payload
+from tests.places import UNSYNCED
 from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["SECRET", "Victim"]
+__all__ = ["SECRET", "Victim", "state_victim"]
 
 SECRET = b"nobody may read this " * 50
 
@@ -36,7 +37,7 @@ class Victim:
         self.root = folder / "repository"
         (folder / "secret").write_bytes(SECRET)
         (folder / "x.parquet").write_bytes(SECRET)
-        repo = Repository.create(self.root, config=CONFIG)
+        repo = Repository.create(self.root, config=CONFIG, storage_settings=UNSYNCED)
         session = repo.writable_session("main")
         session.set_document("/a", array_document(8, attributes={"note": "x" * 300}))
         session.set_document("/b", array_document(8))
@@ -97,3 +98,13 @@ class Victim:
     def read(self, allowed: Any = None) -> Any:
         repo = Repository.open(self.root, authorize_virtual_chunk_access=allowed)
         return contents(repo.readonly_session("main"))
+
+
+def state_victim(folder: Path) -> Path:
+    """Make a repository whose catalog is a state file."""
+    root = folder / "repository"
+    repo = Repository.create(root, config=CONFIG, storage_settings=UNSYNCED, catalog="state")
+    session = repo.writable_session("main")
+    session.set_document("/a", array_document(2))
+    session.commit("sound")
+    return root

@@ -9,10 +9,12 @@ import hashlib
 import struct
 from typing import TYPE_CHECKING
 
+import google_crc32c
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["altered_footer"]
+__all__ = ["altered_footer", "sealed"]
 
 _FIXED = struct.Struct("<8s20sII")
 _DIGEST_BYTES = 32
@@ -32,3 +34,17 @@ def altered_footer(data: bytes, alter: Callable[[bytes], bytes]) -> bytes:
     fixed = _FIXED.pack(magic, name, count, len(changed))
     digest = hashlib.sha256(entries + fixed + ending).digest()
     return data[:entries_at] + entries + fixed + digest + ending
+
+
+def sealed(parquet: bytes, identifier: str, ends: list[int]) -> bytes:
+    """Put the seal into a Parquet file whose row groups end there."""
+    length = int.from_bytes(parquet[-8:-4], "little")
+    at = len(parquet) - 8 - length
+    starts = [4, *ends]
+    entries = b"".join(
+        struct.pack("<QI", end, google_crc32c.value(parquet[start:end]))
+        for start, end in zip(starts, ends, strict=False)
+    )
+    fixed = _FIXED.pack(b"ICASEAL\x01", identifier.encode(), len(ends), length)
+    digest = hashlib.sha256(entries + fixed + parquet[at:]).digest()
+    return parquet[:at] + entries + fixed + digest + parquet[at:]

@@ -15,6 +15,7 @@ from icechunk_arrow.storage.port import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Token, Writable
 
@@ -75,8 +76,15 @@ class WrappedStorage(Storage):
     ) -> None:
         self._run("put", key, lambda: self.inner.put(key, data, metadata))
 
+    @property
+    def syncs(self) -> bool:
+        return self.inner.syncs
+
     def sync(self) -> None:
         self._run("sync", "", self.inner.sync)
+
+    def sync_everything(self) -> None:
+        self._run("sync", "", self.inner.sync_everything)
 
     def create(self, key: str, data: bytes) -> None:
         self._run("create", key, lambda: self.inner.create(key, data))
@@ -86,6 +94,12 @@ class WrappedStorage(Storage):
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         self._run("replace", key, lambda: self.inner.replace(key, data, token))
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        self._run("overwrite", key, lambda: self.inner.overwrite(key, data))
+
+    def time_of_put(self, key: str) -> datetime | None:
+        return self.inner.time_of_put(key)
 
     def exists(self, key: str) -> bool:
         return self._run("exists", key, lambda: self.inner.exists(key))

@@ -26,6 +26,7 @@ from tests.faults.repositories import (
     through,
 )
 from tests.faults.storage_wrappers import Stopped, StoppingStorage
+from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,7 +195,7 @@ class Stage:
 
         with through(wrap):
             try:
-                action(Repository.open(url, config=CONFIG))
+                action(Repository.open(url, config=CONFIG, storage_settings=UNSYNCED))
             except Stopped:
                 finished = False
             else:
@@ -321,7 +322,7 @@ def test_a_repository_is_there_or_not(catalog: str) -> None:
 
         with through(wrap):
             try:
-                Repository.create(url, config=CONFIG, catalog=catalog)
+                Repository.create(url, config=CONFIG, storage_settings=UNSYNCED, catalog=catalog)
                 assert stop_at is None
             except Stopped:
                 assert stop_at is not None

@@ -222,6 +222,7 @@ def test_an_export_is_recognised(way: str, exists: bool) -> None:
 def test_saved_settings_are_recognised(way: str, exists: bool) -> None:
     """``save_config`` succeeds."""
     place = Place("branches")
+    assert place.repo.config == CONFIG
     place.storage.inner.delete(["config.yaml"])
     if exists:
         place.storage.inner.put("config.yaml", OTHER_CONFIG)
@@ -318,13 +319,12 @@ def test_somebody_elses_repository_is_taken() -> None:
         def wrap(storage: object, catalog: str = catalog, url: str = url) -> LosingStorage:
             assert isinstance(storage, MemoryStorage)
             wrapper = LosingStorage(storage)
-            key = "refs/" if catalog == "branches" else STATE_KEY
 
             def theirs() -> None:
                 with through(lambda _: storage):
                     write_group(Repository.create(url, catalog=catalog), "/theirs")
 
-            wrapper.arm("create", theirs, key)
+            wrapper.arm("create", theirs, "refs/")
             return wrapper
 
         with through(wrap), pytest.raises(AlreadyExistsError):

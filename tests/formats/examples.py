@@ -20,6 +20,7 @@ from tests.core.zarr_documents import plain
 MANIFEST = "5R1J2Y5Q8Z5Y2B3C4D5G"
 FACTS = SnapshotFacts(
     id="VY76P925PRY57WFEK410",
+    repository="VY76P925PRY57WFEK410",
     message="measure",
     written_at=datetime(2026, 11, 18, 12, 0, 0, 5, tzinfo=UTC),
     started_at=datetime(2026, 11, 18, 11, tzinfo=UTC),
@@ -67,7 +68,8 @@ def snapshot_of(*nodes: Node, base: Snapshot | None = None) -> Snapshot:
     """A snapshot of these nodes."""
     names = {name for node in nodes for name in node.inventories.manifests}
     sizes = {**(base.manifest_sizes if base else {}), **dict.fromkeys(names, 1234)}
-    return structure.with_changes(base, FACTS, removed=(), changed=nodes, manifest_sizes=sizes)
+    facts = replace(FACTS, next_node_id=1 + max((2, *(node.id for node in nodes))))
+    return structure.with_changes(base, facts, removed=(), changed=nodes, manifest_sizes=sizes)
 
 
 ROOT = Node(id=1, path="/", columns=None, attributes=b"{}")

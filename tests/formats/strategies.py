@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,26 @@ from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
-from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
-from icechunk_arrow.core.snapshot import AttributesRef, Node, Snapshot, SnapshotFacts, SnapshotInfo
+from icechunk_arrow.core.log import (
+    BulkWrite,
+    ChunkChanges,
+    ChunkLog,
+    Cleared,
+    NodeName,
+    NodeUpdate,
+    Resize,
+    Shift,
+    TakenSource,
+    TransactionLog,
+)
+from icechunk_arrow.core.snapshot import (
+    AttributesRef,
+    MadeFrom,
+    Node,
+    Snapshot,
+    SnapshotFacts,
+    SnapshotInfo,
+)
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.refs import RefEntry
 from icechunk_arrow.formats.state import State
@@ -24,10 +43,14 @@ from tests.core.strategies import documents, finite_values
 from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from icechunk_arrow.core.chunks import Extent
 
 ids = st.binary(min_size=12, max_size=12).map(encode_id)
-moments = st.datetimes(timezones=st.just(UTC))
+moments = st.integers(0, 220 * 10**15).map(
+    lambda number: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=number)
+)
 milliseconds = st.integers(-(10**12), 10**13).map(
     lambda number: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number)
 )
@@ -35,7 +58,9 @@ texts = st.text(st.characters(codec="utf-8"), max_size=8)
 objects = st.dictionaries(texts, finite_values, max_size=3)
 indices = st.integers(0, 63) | st.integers(0, 2**14) | st.integers(0, 2**62 - 1)
 node_ids = st.integers(1, 300) | st.integers(1, 2**32 - 1)
-names = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6)
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6
+).filter(lambda name: name not in {".", ".."})
 paths = st.just("/") | st.lists(names, min_size=1, max_size=3).map(lambda n: "/" + "/".join(n))
 
 
@@ -48,23 +73,36 @@ def infos(draw: st.DrawFn, times: st.SearchStrategy[datetime] = moments) -> Snap
 
 
 @st.composite
-def facts(draw: st.DrawFn) -> SnapshotFacts:
-    """The facts of a snapshot, each ancestor's parent being the next."""
-    history = draw(st.lists(infos(), max_size=16))
+def facts(draw: st.DrawFn, largest_id: int = 0) -> SnapshotFacts:
+    """The facts of a snapshot, each ancestor's parent being the next and older."""
+    count = draw(st.integers(0, 16))
+    times = sorted(draw(st.sets(moments, min_size=count + 1, max_size=count + 1)))
+    own, *others = draw(st.lists(ids, min_size=count + 1, max_size=count + 1, unique=True))
+    history = [
+        replace(draw(infos(st.just(times[count - 1 - n]))), id=other)
+        for n, other in enumerate(others)
+    ]
     parents: list[str | None] = [*(info.id for info in history[1:]), None]
     linked = tuple(
         SnapshotInfo(id=i.id, parent_id=parent, written_at=i.written_at, message=i.message)
         for i, parent in zip(history, parents, strict=False)
     )
     return SnapshotFacts(
-        id=draw(ids),
+        id=own,
+        repository=draw(ids),
         message=draw(texts),
-        written_at=draw(moments),
-        started_at=draw(moments),
+        written_at=times[-1],
+        started_at=draw(moments.filter(lambda moment: moment <= times[-1]) | st.just(times[-1])),
         properties=draw(objects),
         history=linked,
-        total_parents=draw(st.integers(0, 2**40)),
-        next_node_id=draw(st.integers(1, 2**32)),
+        total_parents=count if count < 16 else draw(st.integers(16, 2**40)),
+        next_node_id=draw(st.integers(largest_id + 1, 2**32)),
+        made_from=tuple(
+            MadeFrom(kind=kind, snapshot=draw(ids))
+            for kind in draw(st.lists(st.sampled_from(["merge", "revert"]), max_size=2))
+        ),
+        author=draw(st.none() | texts),
+        synced=draw(st.booleans()),
     )
 
 
@@ -117,11 +155,17 @@ def snapshots(draw: st.DrawFn) -> tuple[Snapshot, list[Node]]:
     """A snapshot, and the nodes that it was made of."""
     chosen = draw(st.dictionaries(paths, node_ids, max_size=4))
     numbered = {number: path for path, number in chosen.items()}
-    held = [draw(nodes(number, path)) for number, path in numbered.items()]
+    drawn = [draw(nodes(number, path)) for number, path in numbered.items()]
+    arrays = [node.path.rstrip("/") + "/" for node in drawn if node.is_array]
+    held = [
+        node for node in drawn
+        if not any(node.path != "/" and node.path.startswith(above) for above in arrays)
+    ]  # fmt: skip
+    largest = max((node.id for node in held), default=0)
     manifests = sorted({name for node in held for name in node.inventories.manifests})
     sizes = {name: draw(st.integers(0, 2**50)) for name in manifests}
     snapshot = structure.with_changes(
-        None, draw(facts()), removed=(), changed=held, manifest_sizes=sizes
+        None, draw(facts(largest)), removed=(), changed=held, manifest_sizes=sizes
     )
     return snapshot, held
 
@@ -167,6 +211,13 @@ def node_names(draw: st.DrawFn, type_: str | None = None) -> NodeName:
     return NodeName(id=draw(node_ids), path=draw(paths), type=kind)
 
 
+def bulk_writes(ndim: int) -> st.SearchStrategy[BulkWrite]:
+    """Many chunks at once."""
+    return st.builds(
+        BulkWrite, manifest=ids, extent=extents(ndim), chunk_count=st.integers(1, 2**63)
+    )
+
+
 @st.composite
 def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
     """What happened to the chunks of one array; not nothing."""
@@ -174,12 +225,12 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
     places = st.sets(
         st.lists(indices, min_size=ndim, max_size=ndim).map(coords.encode_one), max_size=4
     ).map(lambda found: from_values(sorted(found), pa.binary()))
-    bulk = st.builds(
-        BulkWrite, manifest=ids, extent=extents(ndim), chunk_count=st.integers(1, 2**63)
-    )
+    bulk = bulk_writes(ndim)
+    cleared = st.builds(Cleared, extent=extents(ndim), chunk_count=st.integers(0, 2**63))
     changes = ChunkChanges(
         written=draw(places),
         deleted=draw(places),
+        cleared=tuple(draw(st.lists(cleared, max_size=2))),
         bulk=tuple(draw(st.lists(bulk, max_size=2))),
         kept=draw(st.none() | st.tuples(*[st.integers(0, 2**62)] * ndim)),
     )
@@ -193,18 +244,51 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
 @st.composite
 def logs(draw: st.DrawFn) -> TransactionLog:
     """What a commit did."""
-    some = st.lists(node_names(), max_size=3).map(tuple)
+    some = st.lists(node_names(), max_size=3).map(lambda each: _by_path(each, lambda node: node))
+    updates = st.lists(
+        st.builds(NodeUpdate, node_names(), st.lists(texts, max_size=2).map(tuple)), max_size=2
+    ).map(lambda each: _by_path(each, lambda update: update.node))
     touched = draw(st.dictionaries(node_ids, chunk_changes(), max_size=3))
+    shape = st.lists(st.integers(0, 2**63), max_size=3).map(tuple)
+    resizes = st.lists(st.builds(Resize, node_names(), shape, shape), max_size=2)
+    placed = st.dictionaries(node_ids, st.tuples(bulk_writes(2)), max_size=2)
+    relocated, annotated = draw(placed), draw(placed)
+    shift = st.builds(Shift, node_names(), st.tuples(st.integers(-5, 5)))
+    source = st.builds(
+        TakenSource,
+        texts,
+        st.none() | texts,
+        st.none() | st.integers(0, 2**50),
+        st.none() | st.integers(0, 2**60),
+    )
+    shifted = draw(st.lists(shift, max_size=2, unique_by=lambda each: each.node.id))
+    spoken_of = {*touched, *relocated, *annotated}
     return TransactionLog(
         facts=draw(facts()),
         created=draw(some),
         deleted=draw(some),
-        moved=tuple(draw(st.lists(st.tuples(node_names(), paths), max_size=2))),
-        updated_metadata=draw(some),
-        updated_attributes=draw(some),
+        moved=_by_path(
+            draw(st.lists(st.tuples(node_names(), paths), max_size=2)), lambda move: move[0]
+        ),
+        updated_metadata=draw(updates),
+        updated_attributes=draw(updates),
+        resized=_by_path(draw(resizes), lambda resize: resize.node),
+        shifted=tuple(sorted(shifted, key=lambda each: each.node.id)),
         chunks=ChunkLog.of(touched),
-        names={i: NodeName(id=i, path=draw(paths), type="array") for i in touched},
+        relocated=relocated,
+        annotated=annotated,
+        sources=tuple(draw(st.lists(source, max_size=2))),
+        names={
+            **{i: NodeName(id=i, path=draw(paths), type="array") for i in spoken_of},
+            **{each.node.id: each.node for each in shifted},
+        },
     )
+
+
+def _by_path(some: list[Any], node_of: Callable[[Any], NodeName]) -> tuple[Any, ...]:
+    """Operations of one kind as a log has them: each node once, by path."""
+    by_path = {node_of(each).path: each for each in some}
+    return tuple(by_path[path] for path in sorted(by_path))
 
 
 attribute_rows = st.lists(
@@ -215,8 +299,9 @@ ref_names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter
         name == name.strip() and not any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name)
     )
 )
-ref_entries = st.builds(RefEntry, snapshot=ids) | st.builds(
-    RefEntry, snapshot=ids, write_id=ids, deleted=st.booleans()
+ENTRY_KEY = "refs/branch.main/ZZZZZZZZ.json"
+ref_entries = st.builds(RefEntry, snapshot=ids, catalog=st.sampled_from([None, "state"])) | (
+    st.builds(RefEntry, snapshot=ids, write_id=ids, deleted=st.booleans(), key=st.just(ENTRY_KEY))
 )
 
 
@@ -242,7 +327,7 @@ def states(draw: st.DrawFn) -> State:
         id=known[0],
         generation=draw(st.integers(0, 2**53)),
         snapshots=linked,
-        branches=draw(pointers),
+        branches={**draw(pointers), "main": draw(st.sampled_from(known))},
         tags=tags,
         withdrawn_tags={name: i for name, i in withdrawn.items() if name not in tags},
         store_root=draw(st.none() | texts.filter(bool)),

@@ -18,6 +18,7 @@ ROLES = {
     FileKind.MANIFEST: ("i", "manifest"),
     FileKind.ATTRIBUTES: ("a", "attributes"),
     FileKind.TRANSACTION: ("t", "transaction"),
+    FileKind.CENSUS: ("g", "census"),
 }
 
 
@@ -181,3 +182,18 @@ def test_chunk_file_names_lead_nowhere_else(name: str) -> None:
     """A bare chunk file name is an id, or refused."""
     with pytest.raises(InvalidInputError, match="not the name of a chunk file"):
         layout.chunk_key(name)
+
+
+@given(ref_names)
+def test_the_hint_of_a_branch_sorts_behind_its_entries(name: str) -> None:
+    """So that a sorted listing that stops at its first key gives the newest entry."""
+    key = layout.hint_key(name)
+
+    assert parse_key(key) == ParsedKey(role="hint", ref=name)
+    assert key > layout.branch_key(name, 0)
+
+
+@given(st.integers(0, 2**40 - 1))
+def test_keys_of_the_ledger(sequence: int) -> None:
+    """They are named as entries of branches are."""
+    assert parse_key(layout.ledger_key(sequence)) == ParsedKey(role="ledger", sequence=sequence)

@@ -61,6 +61,12 @@ def test_the_documented_example_is_read() -> None:
         f'{{"snapshot":"{ID}","deleted":1}}',
         f'{{"snapshot":"{ID}","deleted":"true"}}',
         f'{{"snapshot":"{ID}"}}{{}}',
+        f'{{"snapshot":"{ID}","info":1}}',
+        f'{{"snapshot":"{ID}","write_id":"{OTHER}"}}',
+        f'{{"snapshot":"{ID}","key":"{KEY}"}}',
+        f'{{"snapshot":"{ID}","deleted":true}}',
+        f'{{"snapshot":"{ID}","write_id":"{OTHER}","key":"refs/branch.x/ZZZZZZZZ.json"}}',
+        f'{{"snapshot":"{ID}","write_id":"x","key":"{KEY}"}}',
     ],
 )
 def test_damage_is_an_error_that_names_the_file(text: str) -> None:
@@ -78,15 +84,22 @@ def test_bytes_that_are_no_text_are_damage() -> None:
 
 def test_unknown_members_are_refused_as_newer() -> None:
     """A member that this version does not know could change what the entry means."""
-    data = json.dumps({"snapshot": ID, "frozen": True}).encode()
+    for member, word in (({"frozen": True}, "'frozen'"), ({"catalog": "stars"}, "'stars'")):
+        data = json.dumps({"snapshot": ID, **member}).encode()
+        with pytest.raises(UnsupportedFormatError, match=word):
+            refs.decode(data, KEY)
 
-    with pytest.raises(UnsupportedFormatError, match="'frozen'"):
-        refs.decode(data, KEY)
+
+def test_info_is_passed_over() -> None:
+    """The one member that may say anything."""
+    data = json.dumps({"snapshot": ID, "info": {"host": "a", "snapshot": OTHER}}).encode()
+
+    assert refs.decode(data, KEY) == RefEntry(snapshot=ID)
 
 
 def test_no_flipped_bit_leads_to_another_snapshot_unnoticed() -> None:
     """Of single bit flips in an entry, those that still parse name a snapshot that does not exist."""
-    data = refs.encode(RefEntry(snapshot=ID, write_id=OTHER, deleted=True))
+    data = refs.encode(RefEntry(snapshot=ID, write_id=OTHER, key=KEY, deleted=True))
     for place in range(8 * len(data)):
         broken = bytearray(data)
         broken[place // 8] ^= 1 << place % 8

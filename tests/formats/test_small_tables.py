@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.log import ChunkChanges, ChunkLog, NodeName, TransactionLog
-from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.core.log import ChunkChanges, ChunkLog, NodeName, Resize, TransactionLog
+from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 from icechunk_arrow.formats import attributes, envelope, transaction
 from icechunk_arrow.formats.layout import FileKind
 from tests.formats.arrow_print import as_printed
@@ -28,6 +28,7 @@ attributes: binary not null"""
 TRANSACTION = [
     ("id", "uint32", False),
     ("operation", "string", False),
+    ("effect", "string", False),
     ("node_id", "uint32", True),
     ("node_type", "string", True),
     ("path", "string", True),
@@ -112,6 +113,7 @@ def test_a_log_is_one_row_per_operation() -> None:
     assert json.loads(rows[0]["snapshot"]) == {
         "id": FACTS.id,
         "parent_id": None,
+        "repository": FACTS.repository,
         "written_at": "2026-11-18T12:00:00.000005+00:00",
         "started_at": "2026-11-18T11:00:00.000000+00:00",
         "message": "measure",
@@ -167,7 +169,14 @@ def log_rows(**changes: Any) -> pa.Table:
 
 
 UNSOUND = {
-    "unknown operation": lambda: log_rows(operation=lambda r, v: "paint" if r == 1 else v),
+    "an effect that is none": lambda: log_rows(effect=lambda r, v: "paint" if r == 1 else v),
+    "the effect of another operation": lambda: log_rows(
+        effect=lambda r, v: "placement" if r == 4 else v
+    ),
+    "shuffled": lambda: log_rows().take([0, 2, 3, 1, 4]),
+    "chunks before nodes": lambda: log_rows().take([0, 4, 1, 2, 3]),
+    "one chunk twice": lambda: log_rows().take([0, 1, 2, 3, 4, 4]),
+    "two snapshots": lambda: log_rows().take([0, 0, 1, 2, 3, 4]),
     "no snapshot": lambda: log_rows().slice(1),
     "another snapshot": lambda: log_rows(snapshot=lambda r, v: v and v.replace(FACTS.id, MANIFEST)),
     "no facts": lambda: log_rows(snapshot=lambda *_: None),
@@ -186,7 +195,7 @@ UNSOUND = {
     "no coordinate": lambda: log_rows(coord=lambda *_: None),
     "no node": lambda: log_rows(node_id=lambda r, v: v if r < 4 else None),
     "coordinates of another kind": lambda: log_rows().set_column(
-        6, "coord", pa.array(["a"] * 5, pa.string())
+        7, "coord", pa.array(["a"] * 5, pa.string())
     ),
 }
 
@@ -198,3 +207,40 @@ def test_unsound_logs_are_refused(fault: str) -> None:
 
     with pytest.raises(CorruptFileError, match=f"t/{FACTS.id}.parquet"):
         transaction.decode(data, FACTS.id)
+
+
+def with_operation(effect: str) -> bytes:
+    """The example's log with one operation that no version knows."""
+    rows = log_rows(
+        operation=lambda r, v: "paint" if r == 4 else v, effect=lambda r, v: effect if r == 4 else v
+    )
+    return sealed_by_another(rows, FileKind.TRANSACTION, FACTS.id)
+
+
+def test_unknown_operations_that_change_values_are_newer_than_this_version() -> None:
+    """Whoever does not know what became of values says so, and does not call the file damaged."""
+    with pytest.raises(UnsupportedFormatError, match=f"t/{FACTS.id}.parquet: .*'paint'"):
+        transaction.decode(with_operation("content"), FACTS.id)
+
+
+@pytest.mark.parametrize("effect", ["placement", "note"])
+def test_unknown_operations_that_change_no_value_are_passed_over(effect: str) -> None:
+    """The rest of the log says all that there is to know of values."""
+    found = transaction.decode(with_operation(effect), FACTS.id)
+
+    assert found.chunks[2].bulk == LOG.chunks[2].bulk
+    assert not len(found.chunks[2].written)
+
+
+def test_columns_that_no_row_needs_are_left_out() -> None:
+    """A small log stays small: most say nothing of shapes, keys and sources."""
+    sizes = TransactionLog(
+        facts=FACTS, resized=(Resize(NodeName(id=2, path="/a", type="array"), (8,), (9,)),)
+    )
+
+    assert pq.read_schema(io.BytesIO(transaction.encode(LOG))).names == transaction.SCHEMA.names
+    assert pq.read_schema(io.BytesIO(transaction.encode(sizes))).names == [
+        *transaction.SCHEMA.names,
+        "shape_before",
+        "shape_after",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -89,29 +90,55 @@ def test_the_documented_members() -> None:
 
 
 def test_the_checksum_is_as_specified() -> None:
-    """CRC-32C of everything else: members sorted, no white space, ASCII with escapes."""
-    state = state_format.State(
-        id=ID, generation=0, snapshots=STATE.snapshots[:1], branches={"ä": ID}
-    )
-    found = json.loads(state_format.encode(state))
-    stated = found.pop("crc32c")
-    canonical = (
-        '{"generation":0,"id":"VY76P925PRY57WFEK410","refs":{"branch.\\u00e4":{"name":"\\u00e4",'
-        '"snapshot-id":"VY76P925PRY57WFEK410","type":"branch"}},"snapshots":[{"properties":'
-        '{"message":"one","metadata":{}},"snapshot-id":"VY76P925PRY57WFEK410","structure-file":'
-        '"VY76P925PRY57WFEK410.parquet","timestamp-ms":1795003200000}]}'
-    )
+    """CRC-32C of the file's bytes, with the digits of its last member read as zeros."""
+    state = replace(STATE, tags={'crc32c": "00000000"}': ID})
+    data = state_format.encode(state)
+    digits = json.loads(data)["crc32c"].encode()
 
-    assert json.loads(canonical) == found
-    assert stated == f"{google_crc32c.value(canonical.encode()):08x}"
+    assert data.endswith(b'"crc32c": "' + digits + b'"\n}')
+    blank = data[: -len(digits) - 3] + b"00000000" + data[-3:]
+    assert digits == f"{google_crc32c.value(blank):08x}".encode()
+    assert state_format.decode(data, "state.json") == state
 
 
-def test_white_space_and_order_do_not_matter() -> None:
-    """A file that a person has formatted still matches its checksum."""
-    found = json.loads(state_format.encode(STATE))
-    shuffled = json.dumps(dict(sorted(found.items())), indent=7).encode()
+def summed(text: str) -> bytes:
+    """A text, with the checksum in the place of ``{sum}``."""
+    digits = f"{google_crc32c.value(text.replace('{sum}', '00000000').encode()):08x}"
+    return text.replace("{sum}", digits).encode()
 
-    assert state_format.decode(shuffled, "state.json") == STATE
+
+LEAST = (
+    f'"id": "{ID}", "generation": 0, "snapshots": [{{"snapshot-id": "{ID}", "timestamp-ms": 0, "structure-file": '
+    f'"{ID}.parquet"}}], "refs": {{"branch.main": {{"name": "main", "type": "branch", "snapshot-id": "{ID}"}}}}'
+)
+
+
+def test_any_spelling_has_a_checksum() -> None:
+    """Other writers space, order and escape as they like: the sum is of what they wrote."""
+    for text in (
+        f'{{{LEAST},"crc32c":"{{sum}}"}}',
+        f' {{\r\n {LEAST} , "no\\u0065": 1.50E+1, "\u00e4":[], "crc32c" :\t"{{sum}}" }} \n',
+    ):
+        assert state_format.decode(summed(text), "state.json").id == ID
+        with pytest.raises(CorruptFileError, match=r"state\.json"):
+            state_format.decode(summed(text).replace(b" ", b"  ", 1), "state.json")
+
+
+MISPLACED = {
+    "not last": f'{{"crc32c": "{{sum}}", {LEAST}}}',
+    "twice": f'{{"crc32c": "{{sum}}", {LEAST}, "crc32c": "{{sum}}"}}',
+    "another member twice": f'{{"generation": 0, {LEAST}, "crc32c": "{{sum}}"}}',
+    "escaped": f'{{{LEAST}, "crc32\\u0063": "{{sum}}"}}',
+    "upper case": f'{{{LEAST}, "crc32c": "ABCDEF01"}}',
+    "null": f'{{{LEAST}, "crc32c": null}}',
+}
+
+
+@pytest.mark.parametrize("fault", MISPLACED)
+def test_a_checksum_that_is_not_in_its_place_is_damage(fault: str) -> None:
+    """Two readers must not look at different digits."""
+    with pytest.raises(CorruptFileError, match=r"state\.json"):
+        state_format.decode(summed(MISPLACED[fault]), "state.json")
 
 
 def changed(**changes: Any) -> bytes:
@@ -129,15 +156,16 @@ def with_snapshot(**changes: Any) -> bytes:
 def with_ref(key: str, **changes: Any) -> bytes:
     """The example with another reference."""
     ref = {"name": "b", "snapshot-id": ID, "type": "branch", **changes}
-    return changed(refs={key: ref})
+    main = {"name": "main", "snapshot-id": ID, "type": "branch"}
+    return changed(refs={"branch.main": main, key: ref})
 
 
 def test_a_file_without_checksum_is_read() -> None:
     """The checksum is ours; the documented members are enough, and unknown ones are ignored."""
     assert state_format.decode(changed(colour="blue"), "state.json") == STATE
-    least = {"id": ID, "generation": 0, "snapshots": [], "store_root": ""}
-    found = state_format.decode(json.dumps(least).encode(), "state.json")
-    assert (found.branches, found.tags, found.store_root) == ({}, {}, None)
+    least = f'{{{LEAST}, "store_root": ""}}'
+    found = state_format.decode(least.encode(), "state.json")
+    assert (found.branches, found.tags, found.store_root) == ({"main": ID}, {}, None)
     assert state_format.decode(with_snapshot(**{"parent-snapshot-id": None}), "state.json") == STATE
 
 
@@ -165,6 +193,8 @@ UNSOUND = {
     "far future": with_snapshot(**{"timestamp-ms": 10**30}),
     "message": with_snapshot(properties={"message": 5}),
     "metadata": with_snapshot(properties={"metadata": [1]}),
+    "no refs": changed(refs=None),
+    "no main": changed(refs={}),
     "refs": changed(refs=[1]),
     "ref": changed(refs={"branch.b": 1}),
     "type": with_ref("twig.b", type="twig"),

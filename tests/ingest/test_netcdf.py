@@ -65,7 +65,7 @@ def test_a_file_set_comes_in_as_xarray_reads_it(spark: Any, tmp_path: Path, virt
 
 
 def test_references_lead_into_the_files(spark: Any, tmp_path: Path) -> None:
-    """Virtual ingest copies nothing that can be referred to, and says of each file when it was written."""
+    """Virtual ingest copies nothing that can be referred to, and says of each file what it was."""
     paths = weather_files(tmp_path, 2)
     repo = new_repository(tmp_path / "repo", tmp_path)
     ingest.netcdf(spark, paths, repo, concat_dim="time")
@@ -73,7 +73,7 @@ def test_references_lead_into_the_files(spark: Any, tmp_path: Path) -> None:
     rows = [row for row in repo.tables("chunks").to_pylist() if row["path"] == "/t2m"]
 
     assert {row["location"] for row in rows} == {f"file://{path}" for path in paths}
-    assert all(row["last_modified"] is not None for row in rows)
+    assert all(row["etag"] is not None for row in rows)
     assert len(rows) == 2 * 2 * 2
 
 
@@ -229,6 +229,38 @@ def test_hdf5_of_other_libraries(spark: Any, tmp_path: Path) -> None:
     assert (group["g/sparse"][:10, :10] == 1).all()
     assert (group["g/sparse"][10:] == -9).all()
     assert group["raw"][...].tolist() == [1, 2, 3, 4]
+
+
+def test_numbers_and_texts_that_only_hdf5_can_read(spark: Any, tmp_path: Path) -> None:
+    """Numbers of fewer bits than their bytes, texts with something behind their end: as h5py reads them."""
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w") as file:
+        narrow = h5py.h5t.STD_I16LE.copy()
+        narrow.set_precision(12)
+        narrow.set_offset(2)
+        space = h5py.h5s.create_simple((4,))
+        low = h5py.h5d.create(file.id, b"narrow", narrow, space)
+        low.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([-5, 0, 7, -2048], "i2"))
+        ended = h5py.h5t.C_S1.copy()
+        ended.set_size(6)
+        made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        made.set_chunk((2,))
+        text = h5py.h5d.create(file.id, b"text", ended, h5py.h5s.create_simple((2,)), made)
+        text.write_direct_chunk((0,), b"ab\0xyzcd\0\0\0\0")
+        file["bool"] = np.array([True, False])
+    with h5py.File(path) as file:
+        wanted = {name: file[name][...] for name in file}
+    repo = new_repository(tmp_path / "repo", tmp_path)
+    assert wanted["narrow"].tolist() == [-5, 0, 7, -2048]
+    assert wanted["text"].tolist() == [b"ab", b"cd"]
+
+    with pytest.raises(InvalidInputError, match="no virtual references to '/narrow'"):
+        ingest.netcdf(spark, path, repo, rewrite_below_bytes=0, rewrite=["text"])
+    ingest.netcdf(spark, path, repo)
+
+    group = opened(repo)
+    for name, values in wanted.items():
+        assert group[name][...].tolist() == values.tolist()
 
 
 def test_several_files_need_a_dimension(tmp_path: Path) -> None:

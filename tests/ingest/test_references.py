@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -227,6 +228,38 @@ def test_a_frame_of_references(spark: Any, tmp_path: Path, virtual: bool) -> Non
     np.testing.assert_array_equal(found[...], VALUES)
 
 
+def test_rows_that_would_be_lost_or_changed_are_refused(spark: Any, tmp_path: Path) -> None:
+    """A row without a place, one with two, a chunk here and there, and numbers that would be cut."""
+    url = f"file://{data_file(tmp_path)}"
+    spec = {"/t": {"shape": (4, 6), "chunks": (2, 3), "dtype": "<f4", "compressors": None}}
+    good, data = ("/t", [0, 0], url, 4, 24, None), VALUES[:2, :3].tobytes()
+    typed = "path string, index array<int>, location string, offset long, length long, data binary"
+    repo = new_repository(tmp_path / "repo", tmp_path)
+    before = repo.lookup_branch("main")
+    for odd, fault in (
+        (("/t", [0, 1], None, None, None, None), "1 rows have neither a location nor data"),
+        (("/t", [0, 1], url, 4, 24, data), "or both"),
+        (("/t", [0, 0], None, None, None, data), r"the chunk \[0, 0\] of '/t' comes twice"),
+    ):
+        for virtual in (True, False):
+            frame = spark.createDataFrame([good, odd], typed)
+            with pytest.raises(InvalidInputError, match=fault):
+                ingest.references(spark, frame, repo, arrays=spec, virtual=virtual)
+    for column, kind, value in (
+        ("index", "array<double>", [0.5, 1.0]),
+        ("offset", "double", 4.5),
+        ("length", "decimal(5,1)", Decimal("24.5")),
+        ("last_modified", "string", "2024-01-01"),
+        ("etag", "long", 7),
+    ):
+        plain = spark.createDataFrame([good], typed)
+        one = spark.createDataFrame([(value,)], f"x {kind}")
+        frame = plain.drop(column).crossJoin(one.withColumnRenamed("x", column))
+        with pytest.raises(InvalidInputError, match=f"the column '{column}'"):
+            ingest.references(spark, frame, repo, arrays=spec)
+    assert repo.lookup_branch("main") == before
+
+
 def test_grib_messages_by_their_index(spark: Any, tmp_path: Path) -> None:
     """An index of ``wgrib2`` is a table; what is which chunk is said in SQL."""
     rng = np.random.default_rng(1)
@@ -310,3 +343,6 @@ def test_manifests_in_memory(spark: Any, tmp_path: Path) -> None:
     wanted = VALUES.copy()
     wanted[2:, :3] = -1
     np.testing.assert_array_equal(found[...], wanted)
+    paths[1, 0] = "__inlined__"
+    with pytest.raises(InvalidInputError, match="some chunks of '/t' stand in its manifest itself"):
+        ingest.references(spark, {"t": manifest_array(paths, made.metadata)}, repo)

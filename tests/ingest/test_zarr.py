@@ -61,6 +61,8 @@ def store_of_v2(path: Path) -> Path:
     group.create_array("word", shape=(9,), chunks=(4,), dtype="U4")[:] = ["ab", "cü"] * 4 + [""]
     texts = group.create_array("text", shape=(3,), chunks=(2,), dtype=str)
     texts[:] = np.array(["one", "", "dreißig"], dtype=object)
+    turned = group.create_array("turned", shape=(4, 3), chunks=(2, 3), dtype=str, order="F")
+    turned[...] = np.array([f"{number}" for number in range(12)], dtype=object).reshape(4, 3)
     return path
 
 
@@ -147,7 +149,9 @@ def test_an_array_and_a_part_of_a_store(spark: Any, tmp_path: Path) -> None:
     old = store_of_v2(tmp_path / "old.zarr")
     repo = new_repository(tmp_path / "repo", tmp_path)
 
-    ingest.zarr(spark, {"one": old / "deep/plain", "rest": old}, repo, drop=["deep", "text"])
+    ingest.zarr(
+        spark, {"one": old / "deep/plain", "rest": old}, repo, drop=["deep", "text", "turned"]
+    )
     with pytest.raises(IcechunkArrowError, match="overwrite=True"):
         ingest.zarr(spark, old / "scalar", repo, group="one")
     ingest.zarr(spark, old / "deep/blosc", repo, group="one", overwrite=True)
@@ -205,3 +209,24 @@ def test_a_copied_chunk_is_the_same_bytes(spark: Any, tmp_path: Path) -> None:
     data = (new / "deep/sharded/c/1/1").read_bytes()
     assert found is not None
     assert bytes(session.read_chunk(found, 0, len(data))) == data
+
+
+def test_two_stores_cannot_be_one_array(spark: Any, tmp_path: Path) -> None:
+    """An array that two sources have would have chunks of both: it is refused, and nothing is made."""
+    for name, place in (("one", "g/v"), ("two", "v")):
+        made = zarr.create_array(
+            tmp_path / f"{name}.zarr" / place, shape=(4,), chunks=(2,), dtype="i4", fill_value=0
+        )
+        side = slice(0, 2) if name == "one" else slice(2, 4)
+        made[side] = 7
+        zarr.create_group(tmp_path / f"{name}.zarr")
+        if name == "one":
+            zarr.create_group(tmp_path / "one.zarr" / "g")
+    repo = new_repository(tmp_path / "repo", tmp_path)
+    before = repo.lookup_branch("main")
+
+    with pytest.raises(InvalidInputError, match="'/g/v' would come from two sources"):
+        ingest.zarr(
+            spark, {"/": tmp_path / "one.zarr", "/g": tmp_path / "two.zarr"}, repo, virtual=True
+        )
+    assert repo.lookup_branch("main") == before

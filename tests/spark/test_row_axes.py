@@ -104,6 +104,38 @@ def test_what_is_new_is_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("coordinates", "words"),
+    [
+        ([0, 1, 1, 3], {}),
+        ([0.0, 1.0, 1.0, 3.0], {}),
+        ([0.0, 1.0, 1.0, 3.0], {"tolerance": 0.25}),
+        ([0.0, 0.0, 1.0, -0.0, 3.0, 1.0], {}),
+        ([3, 1, 0, 1], {"tolerance": 0}),
+    ],
+)
+def test_a_value_that_two_places_have_is_none(
+    tmp_path: Path, coordinates: list[Any], words: dict[str, Any]
+) -> None:
+    """Which of two places with one coordinate is meant nobody can tell; others beside them can be written."""
+    known = stored(tmp_path, coordinates)
+    unique = resolved([3], known=known, **words).axis
+    assert unique.find(pa.array([3])).tolist() == [coordinates.index(3)]
+    with pytest.raises(InvalidInputError, match=r"x=1(\.0)? stands at several places.*'index'"):
+        unique.find(pa.array([3, 1]))
+    with pytest.raises(InvalidInputError, match="stands at several places"):
+        resolved([1, 3], known=known, **words).axis.find(pa.array([1]))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"scale_factor": 0.01}, {"add_offset": 5.0}, {"_Unsigned": "true"}]
+)
+def test_packed_coordinates_are_refused(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    """Stored numbers of such are other values than they seem: 100 may be 1 degree."""
+    with pytest.raises(InvalidInputError, match=r"are packed .*'index'"):
+        stored(tmp_path, np.array([0, 100, 200], "i2"), **attributes)
+
+
+@pytest.mark.parametrize(
     ("values", "words", "text"),
     [
         ([3, 6], {}, r"x=6: it is none of the 3 places along 'x'; outside='extend'"),

@@ -11,9 +11,10 @@ import pytest
 
 import icechunk_arrow.spark
 from icechunk_arrow import ConflictDetector, Repository
-from icechunk_arrow.core.stream_marks import LAST_BATCHES, THIS_BATCH, Batch
+from icechunk_arrow.core.stream_marks import LAST_BATCHES, THIS_BATCH, Batch, Query
 from icechunk_arrow.errors import InvalidInputError, RebaseFailedError
 from icechunk_arrow.spark import each_batch, write_chunks, write_references
+from icechunk_arrow.spark.writing.row_arrays import named_paths
 from icechunk_arrow.spark.writing.streams import commit_batch, is_committed
 from tests.spark.frames import (
     check_manifests,
@@ -94,8 +95,9 @@ def test_every_batch_is_one_commit(spark: Any, tmp_path: Path, way: Any) -> None
 
     history = list(repository.ancestry(branch="main"))[:3]
     for number, info in zip((2, 1, 0), history, strict=True):
-        assert info.metadata[THIS_BATCH] == {"query_id": query, "batch_id": number}
-        assert info.metadata[LAST_BATCHES] == {query: number}
+        name = f"{query}:references:/a"
+        assert info.metadata[THIS_BATCH] == {"query_id": name, "batch_id": number}
+        assert info.metadata[LAST_BATCHES] == {name: number}
     rows = references_of(repository, "/a")
     assert [(row["index"], row["length"]) for row in rows] == [
         ([n], n // 10 + 1) for n in range(30)
@@ -132,16 +134,18 @@ def test_a_repeated_batch_is_recognised(spark: Any, tmp_path: Path, way: Any) ->
 def test_another_checkpoint_under_the_same_name(spark: Any, tmp_path: Path) -> None:
     """A query that starts anew with a name that was used is refused, not passed over."""
     repository = new_repository(tmp_path / "r", a=(100,))
-    for number in range(2):
-        add_file(tmp_path / "in", number)
-    run(by_format(spark, tmp_path / "r", tmp_path / "in", query_id="mine"), tmp_path / "one")
+    add_file(tmp_path / "in", 0)
+    query = run(
+        by_format(spark, tmp_path / "r", tmp_path / "in", query_id="mine"), tmp_path / "one"
+    )
     assert repository.lookup_snapshot(repository.lookup_branch("main")).metadata[LAST_BATCHES] == {
-        "mine": 1
+        f"mine@{query}:references:/a": 0
     }
+    add_file(tmp_path / "in", 1)
     before = repository.lookup_branch("main")
     for way in (by_format, by_function):
         shutil.rmtree(tmp_path / "two", ignore_errors=True)
-        with pytest.raises(Exception, match="batch 0 of the query 'mine' comes after batch 1"):
+        with pytest.raises(Exception, match="of another checkpoint than those of"):
             run(way(spark, tmp_path / "r", tmp_path / "in", query_id="mine"), tmp_path / "two")
     assert repository.lookup_branch("main") == before
 
@@ -173,6 +177,62 @@ def test_several_writes_of_a_batch(spark: Any, tmp_path: Path) -> None:
     info = repository.lookup_snapshot(repository.lookup_branch("main"))
     assert (info.message, info.metadata["k"]) == ("two arrays", 1)
     assert len(references_of(repository, "/a")) == len(references_of(repository, "/b")) == 10
+
+
+def test_one_query_into_several_places(spark: Any, tmp_path: Path) -> None:
+    """What a batch brings to one array is not taken for what it brings to another: no rows are passed over."""
+    repository = new_repository(tmp_path / "r", a=(100,), b=(100,))
+    frame = spark.createDataFrame(reference_table((10,)))
+    chunks = frame.selectExpr("index", "binary('x') AS data")
+
+    def into_b(frame: Any, session: Any, path: str) -> None:
+        write_chunks(frame, session, path)
+
+    def quiet(frame: Any, session: Any, options: Any) -> None:
+        write_chunks(frame, session, "/a")
+
+    for number in range(2):
+        for path in ("/a", "/b"):
+            each_batch(write_references, repository, query_id="q", array_path=path)(frame, number)
+        each_batch(write_chunks, repository, query_id="q", array_path="/b")(chunks, number)
+        each_batch(into_b, repository, query_id="q", path="/a")(chunks, number)
+    first = repository.lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="batch 0 of the query"):
+        each_batch(into_b, repository, query_id="q", path="/a")(chunks, 0)
+    info = repository.lookup_snapshot(first)
+    assert set(info.metadata[LAST_BATCHES].values()) == {1}
+    assert len(info.metadata[LAST_BATCHES]) == 4
+    each_batch(quiet, repository, query_id="q", options={"secret": "hunter2"})(chunks, 0)
+    told = repository.lookup_snapshot(repository.lookup_branch("main")).metadata
+    assert any("quiet" in name for name in told[LAST_BATCHES])
+    assert "hunter2" not in str(told)
+    first = repository.lookup_branch("main")
+    each_batch(into_b, repository, query_id="q", path="/a")(chunks, 1)
+    each_batch(write_references, repository, query_id="q", array_path="/b")(frame, 1)
+    assert repository.lookup_branch("main") == first
+    assert {row["path"] for row in repository.tables("chunks").to_pylist()} == {"/a", "/b"}
+
+
+def test_names_of_what_is_written() -> None:
+    """The same arrays, however they are said, are the same query; others are another one."""
+    assert (
+        named_paths(["t", "u"], "/g")
+        == ["/g/t", "/g/u"]
+        == named_paths({"x": "t", "y": {"path": "/g/u"}}, "g")
+    )
+    assert named_paths("t", "/") == ["/t"] == named_paths({"t": {"dtype": "i4"}}, "/")
+    assert named_paths(None, "/g") == ["/g/*"]
+    query = Query(kind="rows", targets=("/b", "/a"), checkpoint="1", name="q")
+    assert query.id == "q@1:rows:/a,/b"
+    assert Query(kind="f", checkpoint="1").id == "1:f:"
+    for other in ("q@2:rows:/a,/b", "q@1:rows:/a", "r@2:rows:/a,/b", "q:rows:/a,/b"):
+        marks = {LAST_BATCHES: {other: 0}}
+        if other.startswith("q@2"):
+            with pytest.raises(InvalidInputError, match="of another checkpoint"):
+                query.batch(7).is_in(marks)
+        else:
+            assert not query.batch(0).is_in(marks)
+    assert query.batch(0).is_in({LAST_BATCHES: {query.id: 0}})
 
 
 def test_two_drivers_with_one_batch(tmp_path: Path) -> None:

@@ -329,6 +329,41 @@ def test_modes_and_nulls(spark: Any, tmp_path: Path) -> None:
     assert repr(over) == repr({"n": [5, 0, 0, 0], "v": [np.nan, 9.0, np.nan, np.nan]})
 
 
+def test_a_null_is_what_the_attributes_call_missing(spark: Any, tmp_path: Path) -> None:
+    """Where an array of whole numbers has a mark for no value, null becomes that, and reads as no value."""
+    repository = Repository.create(tmp_path / "r")
+    marks: dict[str, dict[str, Any]] = {
+        "a": {"_FillValue": -99},
+        "b": {"missing_value": 7},
+        "c": {"_FillValue": 70000},
+        "d": {},
+    }
+    with repository.transaction("main", message="make") as store:
+        for name, attributes in marks.items():
+            zarr.create_array(
+                store,
+                name=name,
+                shape=(3,),
+                chunks=(3,),
+                dtype="i2",
+                fill_value=0,
+                dimension_names=("x",),
+                attributes=attributes,
+            )
+    column = pa.array([None, 5], pa.int16())
+    df = frame(spark, {"x": [0, 1]} | dict.fromkeys(marks, column))
+
+    write_rows(df, repository, list(marks))
+
+    assert state(repository)[1] == {
+        "a": [-99, 5, 0],
+        "b": [7, 5, 0],
+        "c": [0, 5, 0],
+        "d": [0, 5, 0],
+    }
+    assert np.isnan(dataset(repository)["a"].values[0])
+
+
 def test_arrays_of_others(spark: Any, tmp_path: Path) -> None:
     """Arrays that zarr made, with shards, CF times and 32-bit coordinates, take rows by their coordinates."""
     repository = Repository.create(tmp_path / "r")

@@ -303,7 +303,14 @@ class Model:
                         "ordinal": row["id"],
                         **{
                             name: row[name]
-                            for name in ("operation", "path", "from_path", "node_id", "node_type")
+                            for name in (
+                                "operation",
+                                "effect",
+                                "path",
+                                "from_path",
+                                "node_id",
+                                "node_type",
+                            )
                         },
                         "index": None if coord is None else indexes(coord),
                         "coord": coord,
@@ -312,6 +319,7 @@ class Model:
                         if extent is None
                         else [{"start": a, "stop": b} for a, b in extent],
                         "chunk_count": row["chunk_count"],
+                        **{name: row.get(name) for name in ("keys", "shape_before", "shape_after")},
                     }
                 )
         return found
@@ -327,7 +335,9 @@ class Model:
                         {"type": "tag", "name": name, "snapshot": snapshot, "sequence": None}
                     )
                 continue
-            entries = sorted(folder.iterdir())
+            entries = sorted(folder.glob("*.json"))
+            if not entries:  # not ours
+                continue
             newest = json.loads(entries[0].read_bytes())
             if not newest.get("deleted"):
                 found.append(

@@ -16,8 +16,8 @@ from icechunk_arrow import (
     ManifestSettings,
     Repository,
     RepositoryConfig,
-    StorageSettings,
 )
+from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +59,10 @@ def new_repository(root: Path | str, *, rows: int = 12, **settings: Any) -> Repo
     """Make a repository whose manifests have at most so many rows."""
     only = ManifestSet(name="default", max_manifest_size=rows)
     config = RepositoryConfig(
-        storage=StorageSettings(durable=False),
         chunk_manifests=ManifestSettings(sets=(only,), rules=()),
         **{**CONFIG, **settings},
     )
-    return Repository.create(str(root), config=config)
+    return Repository.create(str(root), config=config, storage_settings=UNSYNCED)
 
 
 def add_array(session: Session, path: str, shape: tuple[int, ...], **more: Any) -> Any:

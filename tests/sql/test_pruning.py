@@ -12,7 +12,7 @@ import pytest
 
 import icechunk_arrow.duckdb
 from icechunk_arrow.duckdb import sql_script
-from icechunk_arrow.storage.table_files import TableFiles
+from icechunk_arrow.engine.sealed_files import SealedFiles
 from tests.sql.profiles import scanned
 from tests.sql.repositories import add_array, new_repository, refer
 
@@ -224,13 +224,13 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, int, int]] = []
-        read = TableFiles._range
+        read = SealedFiles.read
 
-        def recorded(files: TableFiles, key: str, size: int, start: int, length: int) -> bytes:
+        def recorded(files: SealedFiles, key: str, size: int, start: int, length: int) -> bytes:
             self.asked.append((key, start, length))
             return read(files, key, size, start, length)
 
-        monkeypatch.setattr(TableFiles, "_range", recorded)
+        monkeypatch.setattr(SealedFiles, "read", recorded)
 
     def take(self) -> set[str]:
         """Forget what was asked so far, and give the files."""

@@ -43,6 +43,7 @@ class FakeS3:
     objects: dict[str, bytes] = field(default_factory=dict)
     faults: deque[Fault] = field(default_factory=deque)
     requests: list[str] = field(default_factory=list)
+    authorizations: list[str] = field(default_factory=list)
     probes: int = 0
     heeds: frozenset[str] = frozenset({"If-None-Match", "If-Match"})
     ranges: bool = True
@@ -96,8 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         key = unquote(parts.path).removeprefix("/bucket").lstrip("/")
         body = self._body()
-        probe = key.startswith("p/tmp/probe-")
-        if not probe and b"tmp/probe-" not in body:
+        self.state.authorizations.append(self.headers.get("Authorization", ""))
+        probe = key.startswith("p/.icechunk-arrow/probe-")
+        if not probe and b".icechunk-arrow/probe-" not in body:
             self.state.requests.append(f"{self.command} {self.path}")
             if self.state.faults:
                 fault = self.state.faults.popleft()

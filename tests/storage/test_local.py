@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,7 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.storage import disk, unsynced
 from icechunk_arrow.storage.local import LocalStorage, UnsafeStorageWarning
+from icechunk_arrow.storage.publish import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +67,8 @@ class Diary:
             fsync(fd)
             self.events.append(("fsync", path_of(fd)))
 
-        def record_link(source: str, target: str) -> None:
-            link(source, target)
+        def record_link(source: str, target: str, **facts: Any) -> None:
+            link(source, target, **facts)
             self.events.append(("link", target))
 
         def record_syncfs(fd: int) -> None:
@@ -106,7 +107,7 @@ def test_creation_is_durable_before_and_after_its_name(root: Path, monkeypatch: 
     before = [path for _, path in diary.events[:at]]
     after = [path for _, path in diary.events[at + 1 :]]
     assert link == f"{root}/refs/branch.main/1"
-    assert before[-1].startswith(f"{root}/tmp/")
+    assert before[-1].startswith(f"{root}/{SCRATCH}/")
     assert {str(root), f"{root}/refs"} <= set(before)
     assert after == [f"{root}/refs/branch.main"]
 
@@ -133,7 +134,7 @@ def test_replacement_is_durable(root: Path, monkeypatch: Patch) -> None:
     storage.replace("state.json", b"2", storage.get_versioned("state.json")[1])
 
     first, second = diary.of("fsync")
-    assert first.startswith(f"{root}/tmp/")
+    assert first.startswith(f"{root}/{SCRATCH}/")
     assert second == str(root)
 
 
@@ -232,25 +233,91 @@ def test_nothing_temporary_stays(root: Path) -> None:
         storage.create("refs/1", b"2")
     storage.replace("refs/1", b"2", storage.get_versioned("refs/1")[1])
 
-    assert all(name.endswith(".lock") for name in names(root / "tmp"))
+    assert all(name.endswith(".lock") for name in names(root / SCRATCH))
     assert [found.key for found in storage.list()] == ["refs/1"]
     assert list(storage.list_folders()) == ["refs"]
-    for key in ("tmp/x", "tmp"):
+    for key in (f"{SCRATCH}/x", SCRATCH):
         with pytest.raises(InvalidInputError):
             storage.put(key, b"x")
 
 
-def test_old_leftovers_are_removed_and_young_ones_kept(root: Path) -> None:
-    """What a crash left a day ago goes with the next write; what may be in use stays."""
-    folder = root / "tmp"
+def test_old_leftovers_are_removed_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    """What a crash left a day ago goes when it is asked for; all that is young, or not of our making, stays."""
+    folder = root / SCRATCH
     folder.mkdir(parents=True)
-    for name, age in (("old", 90_000), ("young", 60), ("old.lock", 90_000)):
-        (folder / name).write_bytes(b"")
+    ours = f"unfinished-{'0a' * 12}"
+    kept = {
+        f"unfinished-{'0b' * 12}": 60,
+        f"{'0' * 32}.lock": 90_000,
+        f"unfinished-{'0A' * 12}": 90_000,
+        f"unfinished-{'0a' * 12}.txt": 90_000,
+        f"unfinished-{'0a' * 11}": 90_000,
+        f"{'0a' * 12}": 90_000,
+        "notes.txt": 90_000,
+    }
+    for name, age in {ours: 90_000, **kept}.items():
+        (folder / name).write_bytes(b"x")
         os.utime(folder / name, (time.time() - age,) * 2)
-    LocalStorage(root).create("refs/1", b"1")
+    link, inner = folder / f"unfinished-{'0c' * 12}", folder / f"unfinished-{'0d' * 12}"
+    link.symlink_to(tmp_path)
+    inner.mkdir()
+    os.utime(inner, (0, 0))
+    os.utime(link, (0, 0), follow_symlinks=False)
+    storage = LocalStorage(root)
+    storage.create("refs/1", b"1")
+    with pytest.raises(AlreadyExistsError):
+        storage.create("refs/1", b"2")
 
-    assert {"young", "old.lock"} <= set(names(folder))
-    assert "old" not in names(folder)
+    assert {ours, link.name, inner.name, *kept} == set(names(folder))
+    storage.tidy()
+    assert {link.name, inner.name, *kept} == set(names(folder))
+
+
+@pytest.mark.parametrize("what", ["link", "dangling link", "file"])
+def test_a_taken_scratch_name_is_an_error_that_names_it(
+    root: Path, tmp_path: Path, what: str
+) -> None:
+    """Where the folder's name leads elsewhere or is a file, nothing is written, and nothing there is touched."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    old = outside / f"unfinished-{'0a' * 12}"
+    old.write_bytes(b"mine")
+    os.utime(old, (0, 0))
+    root.mkdir()
+    match what:
+        case "link":
+            (root / SCRATCH).symlink_to(outside)
+        case "dangling link":
+            (root / SCRATCH).symlink_to(tmp_path / "nowhere")
+        case _:
+            (root / SCRATCH).write_bytes(b"mine")
+    storage = LocalStorage(root)
+    storage.put("state.json", b"1")
+    token = storage.get_versioned("state.json")[1]
+
+    for write in (
+        storage.require_writable,
+        lambda: storage.create("refs/1", b"x"),
+        lambda: storage.replace("state.json", b"2", token),
+    ):
+        with pytest.raises(StorageError, match=rf"{SCRATCH} is no folder, or a symbolic link"):
+            write()
+    storage.tidy()
+    assert names(outside) == [old.name]
+    assert not (tmp_path / "nowhere").exists()
+    assert storage.get("state.json") == b"1"
+    assert what != "file" or (root / SCRATCH).read_bytes() == b"mine"
+
+
+def test_a_link_is_not_deleted(root: Path, tmp_path: Path) -> None:
+    """No link is of our making, so none is removed."""
+    root.mkdir()
+    (root / "c").mkdir()
+    (root / "c" / "1").symlink_to(tmp_path)
+
+    with pytest.raises(StorageError, match="symbolic link"):
+        LocalStorage(root).delete(["c/1"])
+    assert (root / "c" / "1").is_symlink()
 
 
 def test_a_failed_put_leaves_nothing(root: Path, monkeypatch: Patch) -> None:
@@ -296,9 +363,9 @@ def test_a_removed_folder_is_made_again(root: Path) -> None:
     storage.create("refs/1", b"x")
     storage.delete(["c/1"])
     (root / "c").rmdir()
-    for lock in (root / "tmp").iterdir():
+    for lock in (root / SCRATCH).iterdir():
         lock.unlink()
-    (root / "tmp").rmdir()
+    (root / SCRATCH).rmdir()
     storage.put("c/2", b"x")
     storage.create("refs/2", b"x")
 
@@ -311,8 +378,8 @@ def test_without_links_a_rename_gives_the_name(root: Path, monkeypatch: Patch, n
     renamed = []
     rename = disk.rename_new
 
-    def record(source: str, target: str) -> None:
-        rename(source, target)
+    def record(source: str, target: str, **facts: Any) -> None:
+        rename(source, target, **facts)
         renamed.append(target)
 
     monkeypatch.setattr(os, "link", refuse(number))
@@ -372,8 +439,13 @@ def test_opting_in_changes_nothing_where_links_work(root: Path, monkeypatch: Pat
 
 def test_a_volume_that_replaces_silently_is_found_out(root: Path, monkeypatch: Patch) -> None:
     """Where a link or rename overwrites what is there, it is not used."""
-    monkeypatch.setattr(os, "link", os.rename)
-    monkeypatch.setattr(disk, "rename_new", os.rename)
+    rename = os.rename
+
+    def silently(source: str, target: str, *, src_dir_fd: int, **_: Any) -> None:
+        rename(source, target, src_dir_fd=src_dir_fd)
+
+    monkeypatch.setattr(os, "link", silently)
+    monkeypatch.setattr(disk, "rename_new", silently)
 
     with pytest.raises(ReadOnlyError):
         LocalStorage(root).create("refs/1", b"1")
@@ -399,10 +471,10 @@ def test_a_read_only_volume_opens_for_reading(root: Path, monkeypatch: Patch, nu
     storage = LocalStorage(root)
     opened = os.open
 
-    def only_read(path: str, flags: int, mode: int = 0o777) -> int:
+    def only_read(path: str, flags: int, mode: int = 0o777, **facts: Any) -> int:
         if flags & os.O_CREAT:
             refuse(number)()
-        return opened(path, flags, mode)
+        return opened(path, flags, mode, **facts)
 
     monkeypatch.setattr(os, "mkdir", refuse(number))
     monkeypatch.setattr(os, "open", only_read)
@@ -484,7 +556,7 @@ def test_a_lock_dies_with_its_holder(root: Path) -> None:
         "import sys, time\n"
         "from icechunk_arrow.storage.local import LocalStorage\n"
         "storage = LocalStorage(sys.argv[1])\n"
-        "storage._temporary.file = lambda data: (print('locked', flush=True), time.sleep(60))\n"
+        "storage._scratch.file = lambda data: (print('locked', flush=True), time.sleep(60))\n"
         "storage.replace('state.json', b'2', storage.get_versioned('state.json')[1])\n"
     )
     with subprocess.Popen(
@@ -557,3 +629,136 @@ def test_a_name_that_is_too_long_is_an_input_error(root: Path) -> None:
             write("c/" + "x" * 300, b"x")
     with pytest.raises(ObjectNotFoundError):
         storage.get("c/" + "x" * 300)
+
+
+@pytest.mark.parametrize("count", [1, 3 * unsynced.FEW])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_handle_holds_files_open_only_while_something_is_unsynced(
+    root: Path, monkeypatch: Patch, whole: bool, count: int
+) -> None:
+    """A place that is open and durable does not keep its volume from being unmounted."""
+    monkeypatch.setattr(disk, "_can_sync_filesystem", whole)
+    storage = LocalStorage(root)
+
+    def held() -> list[str]:
+        links = [Path("/proc/self/fd") / name for name in names(Path("/proc/self/fd"))]
+        found = [str(link.readlink()) for link in links if link.is_symlink()]
+        return [path for path in found if path.startswith(str(root))]
+
+    for turn in range(2):
+        for number in range(count):
+            storage.put(f"c/{turn}-{number}", b"x")
+            storage.put(f"s/{turn}-{number}", b"x")
+        assert held() or not whole
+        storage.sync()
+        assert held() == []
+        storage.create(f"refs/{turn}", b"x")
+        assert held() == []
+
+
+def test_a_volume_is_watched_from_before_a_write_until_it_is_synced(
+    root: Path, monkeypatch: Patch
+) -> None:
+    """What one thread is writing while another one syncs is watched by a descriptor that is older than it."""
+    monkeypatch.setattr(disk, "_can_sync_filesystem", True)
+    storage = LocalStorage(root)
+    storage.put("c/1", b"x")
+    synced: list[int] = []
+    monkeypatch.setattr(disk, "sync_filesystem", synced.append)
+    watched = storage._unsynced.watch(f"{root}/c")
+    assert watched is not None
+    storage.sync()
+    for number in range(2 * unsynced.FEW):
+        storage.put(f"c/later-{number}", b"x")
+    storage.sync()
+
+    assert synced == [watched.fd]
+
+
+def test_an_interrupted_sync_forgets_nothing(root: Path, monkeypatch: Patch) -> None:
+    """The next one syncs what the interrupted one was about: also what it had not come to."""
+    storage = LocalStorage(root)
+    for name in ("c/1", "c/2", "i/1"):
+        storage.put(name, b"x")
+    with monkeypatch.context() as cut:
+
+        def interrupt(_: int) -> None:
+            raise KeyboardInterrupt
+
+        cut.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            storage.sync()
+    diary = Diary(monkeypatch)
+
+    storage.put("c/3", b"x")
+    storage.sync()
+
+    expected = {f"{root}/{name}" for name in ("c/1", "c/2", "c/3", "i/1", "c", "i")}
+    assert set(diary.of("fsync")) == expected
+    diary.events.clear()
+    storage.sync()
+    assert not diary.events, "once is enough"
+
+
+def test_a_child_syncs_what_its_parent_was_syncing(root: Path, monkeypatch: Patch) -> None:
+    """A child that is forked while another thread syncs cannot know that this ended well."""
+    storage = LocalStorage(root)
+    storage.put("c/1", b"x")
+    at_it, go_on = threading.Event(), threading.Event()
+    fsync, parent = os.fsync, os.getpid()
+
+    def slow(fd: int) -> None:
+        if os.getpid() == parent:
+            at_it.set()
+            assert go_on.wait(30)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    thread = threading.Thread(target=storage.sync)
+    thread.start()
+    assert at_it.wait(30)
+    child = os.fork()
+    if not child:
+        ended = 1
+        try:
+            diary = Diary(monkeypatch)
+            storage.sync()
+            ended = f"{root}/c/1" not in diary.of("fsync")
+        finally:
+            os._exit(ended)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_name_of_a_root_is_durable_whoever_made_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Also where its folder was there: its maker may have been another process, cut short."""
+    root = tmp_path / "a" / "b"
+    root.mkdir(parents=True)
+    diary = Diary(monkeypatch)
+    LocalStorage(root).create("refs/1", b"x")
+    assert diary.of("fsync").index(str(root.parent)) < diary.events.index(
+        ("link", diary.of("link")[-1])
+    )
+
+
+def test_a_lock_is_lifted_when_its_taking_is_interrupted(root: Path, monkeypatch: Patch) -> None:
+    """Others need not wait although somebody still looks at the error, which holds the lock's file."""
+    storage = LocalStorage(root)
+    storage.create("state.json", b"1")
+    flock = fcntl.flock
+
+    def taken_and_cut(fd: int, how: int) -> None:
+        flock(fd, how)
+        if how & fcntl.LOCK_EX:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(fcntl, "flock", taken_and_cut)
+        with pytest.raises(KeyboardInterrupt) as held:
+            storage.replace("state.json", b"2", storage.get_versioned("state.json")[1])
+    token = storage.get_versioned("state.json")[1]
+    begun = time.monotonic()
+    storage.replace("state.json", b"3", token)
+    assert time.monotonic() - begun < 30
+    assert held.value is not None

@@ -22,6 +22,7 @@ from icechunk_arrow.errors import (
 from icechunk_arrow.storage import disk
 from icechunk_arrow.storage.local import UnsafeStorageWarning
 from icechunk_arrow.storage.open import open_storage
+from icechunk_arrow.storage.secrets import secrets_kept
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def no_links(*_: object, **__: object) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-def no_rename(*_: object) -> None:
+def no_rename(*_: object, **__: object) -> None:
     raise OSError(38, "Function not implemented")
 
 
@@ -257,6 +258,24 @@ def test_replacement_needs_the_present_token(place: Place, storage: Storage) -> 
     assert storage.get_range("state.json", 0, 9) == b"4"
 
 
+def test_overwriting_asks_nobody(place: Place, storage: Storage) -> None:
+    """Whatever is there, afterwards the new content is, whole; it is an ordinary object otherwise."""
+    key = "refs/branch.main/hint.json"
+    for content in (b"1", b"22", b""):
+        storage.overwrite(key, content)
+        assert place.open().get(key) == content
+
+    assert [info.key for info in storage.list("refs/")] == [key]
+
+
+def test_the_time_of_a_put_is_the_place_s(storage: Storage) -> None:
+    """Near enough to ours on this machine, where the place says it at all."""
+    storage.put("s/one", b"1")
+    there = storage.time_of_put("s/one")
+
+    assert there is None or abs(there - datetime.now(UTC)) < timedelta(minutes=1)
+
+
 def test_what_vanished_cannot_be_replaced(storage: Storage) -> None:
     """Replacing an object that is gone fails and does not bring it back."""
     storage.create("state.json", b"1")
@@ -436,7 +455,8 @@ def test_one_thread_creates(storage: Storage) -> None:
 def test_handles_pickle(storage: Storage) -> None:
     """A pickled handle is one on the same place, with the same settings."""
     storage.put("c/one", b"1")
-    copy = pickle.loads(pickle.dumps(storage))
+    with secrets_kept():
+        copy = pickle.loads(pickle.dumps(storage))
 
     assert copy.get("c/one") == b"1"
     assert copy.url == storage.url

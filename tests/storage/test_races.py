@@ -39,10 +39,10 @@ class Place:
         if not self.links:
             import os
 
-            def no_links(*_: object) -> None:
+            def no_links(*_: object, **__: object) -> None:
                 raise PermissionError(1, "Operation not permitted")
 
-            os.link = no_links  # type: ignore[assignment]  # in this process, which is the test's own
+            os.link = no_links  # in this process, which is the test's own
         return open_storage(self.url, self.options)
 
 

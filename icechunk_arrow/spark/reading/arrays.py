@@ -18,6 +18,7 @@ from icechunk_arrow.session import Session
 from icechunk_arrow.spark.axes import node_path
 from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
 from icechunk_arrow.spark.reading.grids import GridRows
+from icechunk_arrow.storage.secrets import secrets_kept
 from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ def plan_read(
     chosen = tuple(dict.fromkeys(map(node_path, listed)))
     if not chosen:
         raise InvalidInputError("there is no array to read; name at least one")
+    with secrets_kept():  # the tasks of the person's own cluster read there
+        pickled = pickle.dumps(session)
     read = ArrayRead(
-        session=pickle.dumps(session),
+        session=pickled,
         paths=chosen,
         layout=layout,
         where=None if where is None else parse_predicate(where),

@@ -7,22 +7,23 @@ outside of an array that shrank, or belonged to one that was deleted. Each chang
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import member_mask
-from icechunk_arrow.core.columns import one_array
+from icechunk_arrow.core.columns import from_numpy, one_array
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import ChunkChanges
-from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.engine.presence import present_in
+from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
-    import pyarrow as pa
 
     from icechunk_arrow.core.inventories import InventoryEntry
     from icechunk_arrow.core.log import BulkWrite, NodeName
@@ -64,6 +65,11 @@ def arrays_changed(context: Context, snapshot_id: str) -> list[ArrayChanges]:
     if facts.parent_id is None:
         return []
     log = context.files.read_log(snapshot_id)
+    if log.shifted:
+        raise UnsupportedFormatError(
+            f"the commit {snapshot_id} gave all chunks of {log.shifted[0].node.path!r} other coordinates, "
+            f"which this version cannot follow chunk by chunk; begin behind it"
+        )
     names = {**log.names, **{node.id: node for node in log.deleted if node.type == "array"}}
     gone = {node.id for node in log.deleted}
     return [
@@ -95,7 +101,7 @@ class ArrayChanges:
     def pieces(self, most: int) -> Iterator[Piece]:
         """Divide the changes into pieces of at most so many chunks, and one array's removal by manifests."""
         sources: list[tuple[str, int, int]] = [
-            ("deleted", 0, len(self.changes.deleted)),
+            ("deleted", 0, len(self._deleted)),
             *(("before", number, entry.row_count) for number, entry in self._entries_that_go()),
             ("written", 0, len(self.changes.written)),
             *(("bulk", number, each.chunk_count) for number, each in enumerate(self.changes.bulk)),
@@ -114,7 +120,8 @@ class ArrayChanges:
     def coordinates(self, piece: Piece) -> Iterator[Coordinates]:
         """Give the chunks of a piece, as n × dimensions arrays."""
         if piece.source in {"written", "deleted"}:
-            yield self._decoded(getattr(self.changes, piece.source)[piece.start : piece.stop])
+            column = self.changes.written if piece.source == "written" else self._deleted
+            yield self._decoded(column[piece.start : piece.stop])
         elif piece.source == "bulk":
             yield from self._bulk(self.changes.bulk[piece.item], piece.start, piece.stop)
         else:
@@ -127,40 +134,57 @@ class ArrayChanges:
     def _snapshot(self, identifier: str) -> Snapshot:
         return self.context.files.read_snapshot(identifier)
 
-    @cached_property
+    @lazy
     def _before(self) -> Node:
         node = self._snapshot(self.parent_id).find_node_by_id(self.node.id)
         assert node is not None, "an array that shrinks or goes was there"
         return node
 
-    @cached_property
+    @lazy
     def _after(self) -> Node:
         node = self._snapshot(self.snapshot_id).find_node_by_id(self.node.id)
         assert node is not None, "an array that is written to is there"
         return node
 
-    @cached_property
+    @lazy
     def _ndim(self) -> int:
         return len((self._before if self.is_gone else self._after).grid.axes)
 
+    @lazy
+    def _deleted(self) -> pa.Array:
+        """Chunks that were deleted one by one, and were there."""
+        column = self.changes.deleted
+        known = self._snapshot(self.parent_id).find_node_by_id(self.node.id)
+        if known is None or not len(column):
+            return column[:0]
+        present = present_in(self.context.files, known.id, known.inventories, column)
+        return column.filter(from_numpy(present, pa.bool_()))
+
     def _entries_that_go(self) -> list[tuple[int, InventoryEntry]]:
         """Give the parent's entries with chunks that there may be no more, by number."""
-        kept = self.changes.kept
+        kept, cleared = self.changes.kept, self.changes.cleared
         known = self._snapshot(self.parent_id).find_node_by_id(self.node.id)
-        if known is None or not len(known.inventories) or not (self.is_gone or kept is not None):
+        if known is None or not len(known.inventories):
             return []
         entries = known.inventories
-        chosen = np.ones(len(entries), np.bool_)
-        if not self.is_gone:
-            chosen &= (entries.stops > np.array(kept, np.uint64)).any(axis=1)
+        chosen = np.full(len(entries), self.is_gone)
+        if kept is not None:
+            chosen |= (entries.stops > np.array(kept, np.uint64)).any(axis=1)
+        for each in cleared:
+            chosen[entries.overlapping(each.extent)] = True
         return [(number, entries[number]) for number in np.flatnonzero(chosen).tolist()]
 
     def _goes(self, places: Coordinates) -> Mask:
         """Tell which chunks of the parent are gone for good, and are not among those that the log lists."""
         if self.is_gone:
             return np.ones(len(places), np.bool_)
-        outside = (places >= np.array(self.changes.kept, np.uint64)).any(axis=1)
-        return np.asarray(outside & ~self.holds(places))
+        gone: Mask = np.zeros(len(places), np.bool_)
+        if self.changes.kept is not None:
+            gone |= (places >= np.array(self.changes.kept, np.uint64)).any(axis=1)
+        for each in self.changes.cleared:
+            box = np.array(each.extent, np.uint64).reshape(-1, 2)
+            gone |= _all((box[:, 0] <= places) & (places < box[:, 1]))
+        return np.asarray(gone & ~self.holds(places))
 
     # -- what the log says
 

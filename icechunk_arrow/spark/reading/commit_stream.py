@@ -18,10 +18,12 @@ import pyarrow as pa
 from icechunk_arrow.core.boxes import boxes_of_places
 from icechunk_arrow.core.columns import from_numpy, indices
 from icechunk_arrow.engine.history import ancestors
+from icechunk_arrow.engine.timetravel import tip_to_read
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.reading.changed_chunks import arrays_changed
 from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
+from icechunk_arrow.storage.secrets import secrets_kept
 from icechunk_arrow.tables.columns import lists_of, repeated
 from icechunk_arrow.tables.selection import find_named
 
@@ -107,7 +109,7 @@ class CommitStream:
 
     def tip(self) -> Place:
         """Where the branch stands."""
-        return self._place(self.context.catalog.get_tip(self.branch).snapshot_id)
+        return self._place(tip_to_read(self.context, self.branch).snapshot_id)
 
     def first(self) -> Place:
         """Where a query without a checkpoint begins."""
@@ -227,7 +229,8 @@ class CommitStream:
 
     def _opened_at(self, snapshot_id: str) -> GridRows | ChunkRows:
         assert self.read is not None
-        session = pickle.dumps(Session(self.context, snapshot_id))
+        with secrets_kept():
+            session = pickle.dumps(Session(self.context, snapshot_id))
         try:
             opened = replace(self.read, session=session).opened()
         except NodeNotFoundError as error:

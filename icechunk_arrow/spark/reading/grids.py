@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.boxes import boxes_of_run, cut
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.selection import chunk_ranges, covered, positions_in
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import dimensions_of, open_array, selected
@@ -87,24 +87,24 @@ class GridRows:
         ]
         self._steps = _common_steps(list(self._arrays.values()), self.grid)
 
-    @cached_property
+    @lazy
     def schema(self) -> pa.Schema:
         """The columns as Arrow."""
         return pa.schema([(each.name, each.type) for each in self.columns])
 
-    @cached_property
+    @lazy
     def chunk_bytes(self) -> int:
         """What the rows of one chunk of the grid take, coordinates counted."""
         sides = (each.dimension for each in self.columns if each.dimension is not None)
         beside = sum(self.dimensions[each].element_bytes for each in sides)
         return max(math.prod(self.grid.chunk_shape), 1) * (self._read_bytes + beside)
 
-    @cached_property
+    @lazy
     def _read_bytes(self) -> int:
         """What is read for a row; something is where nothing but coordinates is wanted."""
         return sum(element_bytes(each.dtype) for each in self._arrays.values()) or 1
 
-    @cached_property
+    @lazy
     def counts(self) -> tuple[int, ...]:
         """How many chunks are selected along each dimension."""
         return tuple(int((each[:, 1] - each[:, 0]).sum()) for each in self._chunks)

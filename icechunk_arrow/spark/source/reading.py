@@ -107,6 +107,7 @@ def _repository(asked: Options) -> Repository:
         asked.storage_options(),
         authorize_virtual_chunk_access=asked.allowed(),
         state_url=asked.take("state_url"),
+        pickle_secrets=True,  # Spark's tasks open what this reader holds
     )
 
 

@@ -21,15 +21,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from icechunk_arrow.core.cell_blocks import POLICIES
 from icechunk_arrow.core.conflict import ConflictDetector
-from icechunk_arrow.core.stream_marks import Batch
+from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.discarding import discard_written
-from icechunk_arrow.engine.opening import open_context
-from icechunk_arrow.engine.timetravel import tip_to_read
+from icechunk_arrow.engine.opening import Choices, open_context
+from icechunk_arrow.engine.timetravel import tip_to_write
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
+    NotDurableError,
     NotFoundError,
     StorageError,
 )
@@ -39,6 +40,7 @@ from icechunk_arrow.spark.axes import node_path
 from icechunk_arrow.spark.source.options import Options
 from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
 from icechunk_arrow.spark.writing.entries import StageRows
+from icechunk_arrow.spark.writing.row_arrays import named_paths
 from icechunk_arrow.spark.writing.row_tasks import StageCells
 from icechunk_arrow.spark.writing.streams import commit_batch, is_committed, running_query
 from icechunk_arrow.spark.writing.targets import mode_check
@@ -81,6 +83,15 @@ class _Write:
         session = Session(self.context, self.tip.snapshot_id, self.tip)
         make_arrays(session, self.arrays)
         return session
+
+    def query(self, checkpoint: str | None) -> Query:
+        """Say which streaming query this is, with what it writes."""
+        if isinstance(self.work, StageCells):
+            kind, targets = "rows", named_paths(self.work.arrays, self.work.group)
+        else:
+            path = self.work.array_path
+            kind, targets = self.work.kind, [] if path is None else [node_path(path)]
+        return Query(kind=kind, targets=tuple(targets), checkpoint=checkpoint, name=self.query_id)
 
     def merged(self, parts: Sequence[WrittenChunks]) -> Session | None:
         """Give the session with what the tasks wrote; None where the mode says to leave things as they are."""
@@ -147,11 +158,11 @@ def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _
         work = StageRows(kind=table, array_path=given.take("array"), duplicates=merging)
     given.refuse_rest("writing")
     check_message(message, metadata)
-    context = open_context(url, storage_options, None, None, state_url=None)
+    context = open_context(url, storage_options, None, Choices(pickle_secrets=True), state_url=None)
     context.storage.require_writable()
     return _Write(
         context=context,
-        tip=tip_to_read(context, branch),
+        tip=tip_to_write(context, branch),
         work=work,
         merging=merging,
         mode=mode,
@@ -249,13 +260,13 @@ class _StreamWriter(_Tasks, DataSourceStreamArrowWriter):
         parts = _parts(there)
         if not parts:
             return
-        query_id = self._plan.query_id or there[0].query_id
-        if query_id is None:
+        query = self._plan.query(there[0].query_id)
+        if query.name is None and query.checkpoint is None:
             raise InvalidInputError(
                 "Spark does not say which streaming query this is; give the option 'query_id', a name that "
                 "stays with the query's checkpoint"
             )
-        batch = Batch(query_id=query_id, batch_id=batchId)
+        batch = query.batch(batchId)
         write = replace(self._plan, tip=there[0].tip)
         with _discarding(write.context, parts):
             repository = Repository(write.context)
@@ -278,7 +289,13 @@ def _discarding(context: Context, parts: Sequence[WrittenChunks]) -> Iterator[No
     """Delete what tasks wrote where it is certain that it was not published: something was refused, or lost."""
     try:
         yield
-    except (InvalidInputError, AlreadyExistsError, NotFoundError, ConflictError):
+    except (
+        InvalidInputError,
+        AlreadyExistsError,
+        NotFoundError,
+        ConflictError,
+        NotDurableError,
+    ):
         discard_written(context, parts)
         raise
 

@@ -20,9 +20,15 @@ from icechunk_arrow.spark.views.definitions import (
     place_statements,
     view_name,
 )
-from icechunk_arrow.spark.views.making import SessionMaker, check_place, naming_gone_files
+from icechunk_arrow.spark.views.making import (
+    SessionMaker,
+    check_manifests,
+    check_place,
+    naming_gone_files,
+)
 from icechunk_arrow.spark.views.relations import make_relations
 from icechunk_arrow.tables.attaching import Attached, members_of
+from icechunk_arrow.tables.differences import own_manifests
 from icechunk_arrow.tables.schemas import TABLES
 from icechunk_arrow.tables.selection import Selection, find_earlier
 
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from icechunk_arrow.engine.context import Context
     from icechunk_arrow.tables.attaching import Members, Place
 
 __all__ = ["Attached", "attach", "check_name", "detach", "refresh"]
@@ -162,6 +169,13 @@ def _token(spark: Any, name: str) -> str:
     return token
 
 
+def _check(context: Context, before_id: str, after_id: str) -> None:
+    """Check the footers of all manifests that views will read."""
+    before, after = (context.files.read_snapshot(each) for each in (before_id, after_id))
+    check_manifests(context, before_id, own_manifests(before, after))
+    check_manifests(context, after_id, after.manifest_sizes)
+
+
 def _define(spark: Any, attachment: _Attachment, *, create: bool) -> Attached:
     """Make or replace all views, after all files are known to be there; functions need no replacing."""
     name, members = attachment.name, attachment.members
@@ -172,6 +186,7 @@ def _define(spark: Any, attachment: _Attachment, *, create: bool) -> Attached:
         for label, context in members.contexts.items():
             found = snapshots[label] = attachment.selection.resolve(context)
             before = find_earlier(context, found, attachment.since)
+            _check(context, before, found)
             with naming_gone_files(context, found):
                 made = make_relations(
                     maker, context, found, before, names_of(name), own_scans=_OWN_SCANS

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from icechunk_arrow.engine.context import new_id
-from icechunk_arrow.errors import CorruptFileError, InvalidInputError
+from icechunk_arrow.errors import CorruptFileError, InvalidInputError, ObjectNotFoundError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.spark.quoting import (
@@ -37,13 +37,27 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["SessionMaker", "check_place", "naming_gone_files", "reading_chunks"]
+__all__ = [
+    "VERIFYING",
+    "SessionMaker",
+    "check_manifests",
+    "check_place",
+    "naming_gone_files",
+    "reading_chunks",
+]
 
 _GONE = "PATH_NOT_FOUND"
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _LISTED_HERE = 1000
 """Up to so many files are asked for by the driver: a job for it takes longer."""
 _ANSI = "spark.sql.ansi.enabled"
+
+
+VERIFYING = {
+    "parquet.page.verify-checksum.enabled": "true",
+    "parquet.filter.columnindex.enabled": "false",
+}
+"""Spark compares pages with their checksums, and does not use the page index, which has none."""
 
 
 class SessionMaker(Maker):
@@ -97,6 +111,7 @@ class SessionMaker(Maker):
             self._spark.read.option("ignoreMissingFiles", "false")
             .option("ignoreCorruptFiles", "false")
             .option("mergeSchema", "false")
+            .options(**VERIFYING)
             .schema(", ".join(columns))
         )
         plain = reader.parquet(*paths)
@@ -121,11 +136,13 @@ def reading_chunks(
 ) -> Iterator[Any]:
     """Give a frame with those rows of the table ``chunks`` that are in some manifests of a snapshot."""
     name = f"_icechunk_{new_id().lower()}"
+    wanted = list(manifests)
+    check_manifests(context, snapshot_id, wanted)
     try:
         with SessionMaker(spark) as maker:
             for statement in coordinate_statements(name):
                 maker.run(statement)
-            query = chunk_query(maker, context, snapshot_id, manifests, names_of(name))
+            query = chunk_query(maker, context, snapshot_id, wanted, names_of(name))
             yield spark.sql(query)
     finally:
         for statement in drop_statements(name):
@@ -144,6 +161,17 @@ def _listing_here(spark: Any) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_LISTING, before)
+
+
+def check_manifests(context: Context, snapshot_id: str, manifests: Iterable[str]) -> None:
+    """Check the footers of manifests, which Spark will take at their word."""
+    sizes = context.files.read_snapshot(snapshot_id).manifest_sizes
+    try:
+        context.files.check_ends({name: sizes[name] for name in manifests if name in sizes})
+    except CorruptFileError as error:
+        if not isinstance(error.__cause__, ObjectNotFoundError):
+            raise
+        raise _gone(str(vars(error).get("key", "a manifest")), context, snapshot_id) from error
 
 
 def check_place(url: str) -> None:
@@ -170,7 +198,11 @@ def naming_gone_files(context: Context, snapshot_id: str) -> Iterator[None]:
         if error.getCondition() != _GONE:
             raise
         path = (error.getMessageParameters() or {}).get("path", "a manifest")
-        raise CorruptFileError(
-            f"{path} has gone, which the snapshot {snapshot_id} of {context.storage.url} needs: a file "
-            f"that was collected as garbage, or removed by somebody; attach a newer snapshot"
-        ) from error
+        raise _gone(path, context, snapshot_id) from error
+
+
+def _gone(path: str, context: Context, snapshot_id: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path} has gone, which the snapshot {snapshot_id} of {context.storage.url} needs: a file "
+        f"that was collected as garbage, or removed by somebody; attach a newer snapshot"
+    )

@@ -24,7 +24,7 @@ from icechunk_arrow.spark.views.definitions import (
     place_statements,
     view_name,
 )
-from icechunk_arrow.spark.views.making import check_place
+from icechunk_arrow.spark.views.making import VERIFYING, check_place
 from icechunk_arrow.spark.views.relations import make_relations
 from icechunk_arrow.tables.attaching import members_of
 from icechunk_arrow.tables.places import root_uri
@@ -44,8 +44,16 @@ _OWN_SCANS = 8
 _HARMLESS = re.compile(r"[A-Za-z0-9_/.:=,{}-]*")
 _KEEP_MEANING = "spark.sql.legacy.storeAnalyzedPlanForView"
 """With it a view made by a statement keeps what it means, files too, as one that is made of a frame does."""
-_OPTIONS = (
-    "WITH (ignoreMissingFiles = 'false', ignoreCorruptFiles = 'false', mergeSchema = 'false')"
+_OPTIONS = "WITH ({})".format(
+    ", ".join(
+        f"`{name}` = '{value}'"
+        for name, value in {
+            "ignoreMissingFiles": "false",
+            "ignoreCorruptFiles": "false",
+            "mergeSchema": "false",
+            **VERIFYING,
+        }.items()
+    )
 )
 
 

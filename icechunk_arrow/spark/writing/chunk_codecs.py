@@ -11,6 +11,8 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from icechunk_arrow.core.cf_values import missing_values
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,12 +52,21 @@ class ChunkCodecs:
 
     @property
     def missing(self) -> Any:
-        """What stands for a value that is null: NaN or no time where there are such, else the fill value."""
-        match self._array.dtype.kind:
+        """What stands for a value that is null.
+
+        NaN or no time where there are such, else what the attributes say, else the fill value.
+        """
+        dtype = self._array.dtype
+        match dtype.kind:
             case "f":
                 return np.nan
             case "M":
                 return np.datetime64("NaT", "us")
+            case "i" | "u":
+                limits = np.iinfo(dtype)
+                for mark in reversed(missing_values(self._array.attrs.asdict())):
+                    if isinstance(mark, np.integer) and limits.min <= mark <= limits.max:
+                        return dtype.type(mark)
         return self.fill
 
     def encode(self, chunks: Sequence[npt.NDArray[Any]]) -> list[bytes]:

@@ -40,6 +40,7 @@ __all__ = [
     "chunk_edges",
     "grow",
     "make",
+    "named_paths",
     "read_arrays",
     "shape_of",
     "store_coordinates",
@@ -108,6 +109,19 @@ def read_arrays(
     if len(set(paths)) < len(paths):
         raise InvalidInputError(f"two columns go to one array: {', '.join(paths)}")
     return found
+
+
+def named_paths(arrays: Any, group: str) -> list[str]:
+    """Give the arrays that the parameter ``arrays`` names, or the group where it names none."""
+    if arrays is None:
+        return [f"{node_path(group).rstrip('/')}/*"]
+    names: Any = [arrays] if isinstance(arrays, str) else arrays
+    said = dict(names) if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    found = []
+    for column, each in said.items():
+        path = each.get("path", column) if isinstance(each, Mapping) else each
+        found.append(path if path.startswith("/") else f"{node_path(group).rstrip('/')}/{path}")
+    return [node_path(path) for path in found]
 
 
 def shape_of(session: Session, arrays: Sequence[RowArray]) -> ArrayShape | None:

@@ -24,7 +24,8 @@ from icechunk_arrow.core.axis_lookup import (
     micros_of,
     shown,
 )
-from icechunk_arrow.core.columns import from_numpy
+from icechunk_arrow.core.cf_values import packed_by
+from icechunk_arrow.core.columns import from_numpy, to_numpy
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import dimensions_of, open_array
 
@@ -68,13 +69,23 @@ class RowAxis:
     low: int = 0
     high: int = 0
     """The first and the last place that a row may have."""
+    doubled: Places | None = None
+    """Places whose coordinate others have as well: no value can name one."""
 
     def find(self, column: pa.Array) -> Places:
         """Give the place of each value; -1 where there is none."""
         values = canonical(column)
         if self.single:
             values = values.cast(pa.float32(), safe=False).cast(pa.float64())
-        return self.lookup.find(values)
+        places = self.lookup.find(values)
+        if self.doubled is not None and (wrong := np.isin(places, self.doubled)).any():
+            raise InvalidInputError(
+                f"{self.show(int(places[np.argmax(wrong)]))} stands at several places along {self.name!r}, and "
+                f"which is meant cannot be told; say coordinates={{{self.name!r}: 'index'}} and give places. "
+                f"Nothing was changed.",
+                column=self.column,
+            )
+        return places
 
     def show(self, place: int) -> str:
         """Show the coordinate of a place."""
@@ -160,6 +171,13 @@ def find_coordinate(session: Session, group: str, name: str) -> Stored | None:
 
 
 def _stored(session: Session, path: str, array: Any) -> Stored:
+    packed = packed_by(array.dtype, array.attrs.asdict()) if array.dtype.kind in "iuf" else []
+    if packed:
+        raise InvalidInputError(
+            f"the coordinates {path} are packed ({', '.join(packed)}): their numbers are other values than they "
+            f"seem. Say 'index' in coordinates= and give places, or write them unpacked.",
+            path=path,
+        )
     (found,) = dimensions_of(session, path, array)
     values = found.values if found.path is not None else np.asarray(array[:])
     assert values is not None
@@ -368,6 +386,7 @@ def _among(request: AxisRequest, rows: AxisRows, stored: Stored, *, is_new: bool
         lookup=lookup,
         is_time=stored.kind == "time",
         single=single,
+        doubled=_doubled(values),
     )
     if request.extends:
         asked = rows.distinct()
@@ -389,6 +408,17 @@ def _among(request: AxisRequest, rows: AxisRows, stored: Stored, *, is_new: bool
     if not len(values):
         raise _outside(request, rows, canonical(rows.bounds)[0].as_py(), 0)
     return ResolvedAxis(axis=axis, request=request, new=new)
+
+
+def _doubled(values: pa.Array) -> Places | None:
+    """Give the places whose value is not theirs alone; None if there are none."""
+    if pa.types.is_floating(values.type):  # adding 0.0 makes one zero of two
+        values = from_numpy(np.asarray(values.to_numpy(zero_copy_only=False)) + 0.0, values.type)
+    coded = values.dictionary_encode()
+    if len(coded.dictionary) == len(values):
+        return None
+    codes = to_numpy(coded.indices)
+    return np.flatnonzero(np.bincount(codes)[codes] > 1)
 
 
 def _lookup_of(request: AxisRequest, rows: AxisRows, values: pa.Array) -> Lookup:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.spark.writing.row_axes import ResolvedAxis, RowAxis
     from icechunk_arrow.spark.writing.targets import Target, WriteResult
 
-__all__ = ["write_rows"]
+__all__ = ["RowTargets", "row_targets", "write_rows"]
 
 Duplicates = Literal["error", "last", "mean", "sum"]
 _WORDS = {"duplicates": POLICIES, "outside": ("error", "extend"), "nulls": ("fill", "skip")}
@@ -131,7 +131,8 @@ def write_rows(
         ``error`` refuses rows outside the arrays; ``extend`` makes these longer at the end, with all others in the
         group that have the dimension, and appends coordinates.
     nulls
-        ``fill`` writes NaN, no time, or the fill value, where a row has no value; ``skip`` leaves the cell.
+        ``fill`` writes NaN, no time, ``_FillValue`` or ``missing_value`` of the attributes, or else the fill
+        value, where a row has no value; ``skip`` leaves the cell.
     branch, message, metadata, storage_options
         Of the commit; what ``Repository.open`` takes for a URL.
 
@@ -165,6 +166,45 @@ def write_rows(
     return under_way.result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTargets:
+    """Where the columns of a frame would go."""
+
+    paths: dict[str, str]
+    """Of arrays, by the column of values."""
+    dimensions: tuple[str, ...]
+    """Columns of coordinates."""
+
+
+def row_targets(
+    df: Any,
+    session: Session,
+    arrays: str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None = None,
+    *,
+    dimensions: Sequence[str] | None = None,
+    coordinates: Mapping[str, Any] | None = None,
+    group: str = "/",
+    order_by: str | None = None,
+    **_: Any,
+) -> RowTargets:
+    """Say which columns of a frame :func:`write_rows` would write to which arrays, with the same words."""
+    write = _RowsWrite(
+        df=df,
+        session=session,
+        group=node_path(group),
+        coordinates=dict(coordinates or {}),
+        chunks={},
+        tolerance={},
+        mode="append",
+        duplicates="error",
+        order_by=order_by,
+        extends=False,
+        skip_nulls=False,
+    )
+    found, columns, _present = write.settle(arrays, dimensions, _column_types(df))
+    return RowTargets(paths={each.column: each.path for each in found}, dimensions=tuple(columns))
+
+
 def _check_words(asked: Mapping[str, str], order_by: str | None) -> None:
     check_mode(asked["mode"])
     for name, words in _WORDS.items():
@@ -195,7 +235,7 @@ class _RowsWrite:
     def run(self, said: Any, dimensions: Sequence[str] | None) -> TaskTotals:
         """Look at the rows, make what is not there, and let tasks write."""
         types = _column_types(self.df)
-        arrays, columns, present = self._settle(said, dimensions, types)
+        arrays, columns, present = self.settle(said, dimensions, types)
         names = self._names(columns, present)
         for what, options in (("coordinates", self.coordinates), ("tolerance", self.tolerance)):
             for name in options.keys() - set(names):
@@ -239,7 +279,7 @@ class _RowsWrite:
     def _others(self) -> list[str]:
         return [] if self.order_by is None else [self.order_by]
 
-    def _settle(
+    def settle(
         self, said: Any, dimensions: Sequence[str] | None, types: Mapping[str, pa.DataType]
     ) -> tuple[list[RowArray], list[str], ArrayShape | None]:
         """Say which columns are values and which coordinates, and what of the arrays is there."""

@@ -6,6 +6,8 @@ crash Spark repeats the last batch; whether that one was committed before the cr
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,21 +16,28 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.conflict import ConflictDetector
-from icechunk_arrow.core.stream_marks import Batch
+from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.errors import ConflictError, InvalidInputError, RebaseFailedError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
+from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.writing.entries import write_chunks, write_references
+from icechunk_arrow.spark.writing.row_arrays import named_paths
+from icechunk_arrow.spark.writing.rows import write_rows
+from icechunk_arrow.storage.secrets import Entrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from icechunk_arrow.core.stream_marks import Marks
 
 __all__ = ["EachBatch", "commit_batch", "each_batch", "is_committed", "running_query"]
 
 _QUERY_ID = "sql.streaming.queryId"
 
 
-def is_committed(repository: Repository, branch: str, batch: Batch) -> bool:
+def is_committed(repository: Repository, branch: str, batch: Marks) -> bool:
     """Whether a branch has a batch."""
     return batch.is_in(_properties(repository, repository.lookup_branch(branch)))
 
@@ -40,7 +49,7 @@ def _properties(repository: Repository, snapshot_id: str) -> Mapping[str, Any]:
 def commit_batch(
     repository: Repository,
     session: Session,
-    batch: Batch,
+    batch: Marks,
     message: str,
     metadata: Mapping[str, Any],
 ) -> str | None:
@@ -92,12 +101,30 @@ class EachBatch:
     branch: str
     message: str
     metadata: Mapping[str, Any]
-    storage_options: Mapping[str, Any] | None
+    storage_options: Mapping[str, Any] | None = field(repr=False)
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "target": Entrusted(self.target)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "target": state["target"].value})
 
     def __call__(self, df: Any, batch_id: int) -> None:
         """Write a batch, unless it is in the branch."""
-        batch = Batch(query_id=self.query_id or _query_of(df.sparkSession), batch_id=batch_id)
+        kind, targets = _into(self.write, self.arguments)
+        query = Query(
+            kind=kind,
+            targets=tuple(targets),
+            checkpoint=_checkpoint_of(df.sparkSession),
+            name=self.query_id,
+        )
+        if query.name is None and query.checkpoint is None:
+            raise InvalidInputError(
+                "Spark does not say here which streaming query this is; give query_id, a name that stays with the "
+                "query's checkpoint"
+            )
+        batch = query.batch(batch_id)
         repository = self.target
         if not isinstance(repository, Repository):
             repository = Repository.open(repository, self.storage_options)
@@ -136,7 +163,9 @@ def each_batch(
     query_id
         What the query is called in the branch's snapshots. Without it the id that Spark keeps in the query's
         checkpoint is taken. On Spark Connect that cannot be seen, so a name must be given; it belongs to one
-        checkpoint, and a query that begins with a new one needs a new name.
+        checkpoint, and a query that begins with a new one needs a new name. What is written belongs to the name:
+        the arrays or the group of our functions, the name and the plain arguments of one of your own. Where
+        one query calls several of these with the same, such as two lambdas, each needs a ``query_id`` of its own.
     branch, message, metadata, storage_options
         As for the writers.
     """
@@ -158,12 +187,21 @@ def each_batch(
     )
 
 
-def _query_of(spark: Any) -> str:
-    """Ask a task which streaming query runs here."""
+def _into(write: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Say what a function writes, as far as can be told: two of them in one query are not one."""
+    for kind, known in (("references", write_references), ("chunks", write_chunks)):
+        if write is known:
+            path = arguments.get("array_path")
+            return kind, [] if path is None else [node_path(path)]
+    if write is write_rows:
+        return "rows", named_paths(arguments.get("arrays"), arguments.get("group", "/"))
+    name = getattr(write, "__qualname__", type(write).__qualname__)
+    plain = json.dumps(arguments, sort_keys=True, default=lambda other: type(other).__qualname__)
+    # a digest: names stand in snapshots for everybody to read, and arguments may hold secrets
+    return name, [hashlib.sha256(plain.encode()).hexdigest()[:16]] if arguments else []
+
+
+def _checkpoint_of(spark: Any) -> str | None:
+    """Ask a task which streaming query runs here: the id in its checkpoint; None where none can be seen."""
     row = spark.range(1, numPartitions=1).mapInArrow(_tell_query, "query string").first()
-    if row is None or row.query is None:
-        raise InvalidInputError(
-            "Spark does not say here which streaming query this is; give query_id, a name that stays with the "
-            "query's checkpoint"
-        )
-    return str(row.query)
+    return None if row is None or row.query is None else str(row.query)

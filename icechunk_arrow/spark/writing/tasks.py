@@ -23,6 +23,8 @@ import pyarrow as pa
 from icechunk_arrow import errors
 from icechunk_arrow.core.columns import from_values, indices
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
+from icechunk_arrow.storage.forks import run_in_forks
+from icechunk_arrow.storage.secrets import Entrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +56,12 @@ _uncounted: WeakKeyDictionary[Any, tuple[int, str | None]] = WeakKeyDictionary()
 _SHOWN = ("path", "index", "location", "offset", "length")
 
 
+@run_in_forks
+def _renew() -> None:
+    global _lock  # noqa: PLW0603 - a lock cannot be renewed in its place
+    _lock = threading.Lock()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTotals:
     """What all tasks of a piece of work wrote."""
@@ -70,12 +78,12 @@ class TaskTotals:
 class _Task:
     """What runs on an executor, for one partition."""
 
-    fork: ForkSession
+    fork: Entrusted[ForkSession]
     work: Callable[[ForkSession, Iterator[pa.RecordBatch]], None]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with telling_errors():
-            written = work_on(self.fork, self.work, batches)
+            written = work_on(self.fork.value, self.work, batches)
         if written is not None:
             data = from_values([pickle.dumps(written)], pa.binary())
             yield pa.RecordBatch.from_arrays([data], schema=_RESULT)
@@ -126,7 +134,7 @@ def run_tasks(
     """
     check_reachable(session)
     try:
-        rows = df.mapInArrow(_Task(session.fork(), work), "written binary").collect()
+        rows = df.mapInArrow(_Task(Entrusted(session.fork()), work), "written binary").collect()
     except Exception as error:
         ours = error_of(error)
         if ours is None:

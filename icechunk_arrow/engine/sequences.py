@@ -1,0 +1,94 @@
+"""The newest file of a sequence: files whose names count up without gaps.
+
+Specification: schemas/README.md#references
+
+Where a listing stops at a limit, one listing tells. Elsewhere numbers are asked for, in steps that double.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_arrow.engine.together import all_together
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.layout import parse_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from icechunk_arrow.storage.port import Storage
+
+__all__ = ["FileSequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSequence:
+    """A sequence of files in a folder."""
+
+    storage: Storage
+    folder: str
+    key_of: Callable[[int], str]
+
+    def newest(self, *, seen: int | None, hint: Callable[[], int | None]) -> int | None:
+        """Find the number of the newest file; None where there is none.
+
+        ``seen`` is a number that was there; the ``hint`` is asked for where that helps, and may be wrong.
+        """
+        if seen is not None:
+            found = self._gallop(seen)
+            if found is None:
+                raise self._missing(seen)
+            return found
+        if self.storage.capabilities.limited_listing:
+            for info in self.storage.list(self.folder, limit=1):
+                parsed = parse_key(info.key)
+                if parsed is not None and parsed.sequence is not None:
+                    return parsed.sequence
+                break
+            else:
+                return None
+        hinted = hint()
+        found = None if hinted is None else self._gallop(hinted)
+        return self._gallop(-1) if found is None else found
+
+    def _there(self, *numbers: int) -> list[bool]:
+        """Whether files of some numbers are there, asked for at once where that is slow."""
+        questions = [
+            lambda number=each: self.storage.exists(self.key_of(number)) for each in numbers
+        ]
+        return all_together(self.storage, questions)
+
+    def _gallop(self, low: int) -> int | None:
+        """Double the step until there is no file, then halve: sequences have no gaps.
+
+        It begins at a file that should be there (-1 is always), and gives None where that is not. A gap behind the
+        file found would hide what comes after it, so one more is asked for.
+        """
+        *first, after, behind = self._there(*([low] if low >= 0 else []), low + 1, low + 2)
+        if not all(first):
+            return None
+        if not after and not behind:
+            return low if low >= 0 else None
+        if after:
+            low = low + 2 if behind else low + 1
+        step = 1
+        while all(self._there(low + step)):
+            low += step
+            step *= 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if all(self._there(middle)) else (low, middle)
+        if all(self._there(low + 2)):
+            if all(self._there(low + 1)):  # somebody is committing just now
+                return self._gallop(low + 1)
+            raise self._missing(low + 1)
+        return low if low >= 0 else None
+
+    def _missing(self, number: int) -> CorruptFileError:
+        key = self.key_of(number)
+        return CorruptFileError(
+            f"{key} is missing, although there was a later entry, or this one. Restore it from a copy.",
+            key=key,
+        )

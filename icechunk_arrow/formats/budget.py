@@ -1,0 +1,43 @@
+"""What one file may take in memory while it is decoded: a limit of whoever opens, never of the file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from icechunk_arrow.core.json_values import json_bytes
+from icechunk_arrow.errors import OversizedFileError
+
+__all__ = ["DECODE_LIMIT_BYTES", "Budget"]
+
+DECODE_LIMIT_BYTES = 384 << 20
+"""So much one file may take, unless whoever opens it says otherwise: four million references do."""
+
+
+class Budget(NamedTuple):
+    """What the file of a key may take."""
+
+    key: str
+    limit_bytes: int = DECODE_LIMIT_BYTES
+
+    def check(self, size_bytes: int) -> None:
+        """Refuse what would take more."""
+        if size_bytes > self.limit_bytes:
+            self.refuse(size_bytes)
+
+    def check_json(self, data: bytes) -> None:
+        """Refuse JSON whose values would take more."""
+        if _LARGEST_VALUE * len(data) > self.limit_bytes:
+            self.check(json_bytes(data))
+
+    def refuse(self, size_bytes: int) -> NoReturn:
+        """Say that a file would take too much."""
+        raise OversizedFileError(
+            f"{self.key} may take {size_bytes} bytes of memory, and {self.limit_bytes} are allowed: it is damaged, "
+            f"made to do harm, or very large. If you trust it, open the repository with more decode_limit_bytes.",
+            key=self.key,
+            limit_bytes=self.limit_bytes,
+        )
+
+
+_LARGEST_VALUE = 200
+"""No byte of JSON takes more."""

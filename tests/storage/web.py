@@ -1,0 +1,195 @@
+"""A web server with many manners, over real HTTP: what the static hosts of this world do, right and wrong.
+
+It knows files by the very text of the request, percent signs and query included, keeps what it was asked,
+and serves ranges as it should unless a file was given other manners.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gzip
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Manner", "Page", "Web", "web"]
+
+
+class Manner(enum.Enum):
+    """What a server does instead of what was asked."""
+
+    NO_RANGES = "sends the file from its beginning"
+    NO_RANGES_CHUNKED = "sends the file from its beginning, without saying how long it is"
+    NO_LENGTH = "sends the file from its beginning, and closes the connection where it ends"
+    BEGINS_ELSEWHERE = "sends bytes from one further on, and says so"
+    ENDS_EARLY = "sends fewer bytes than were asked for, and says so"
+    SENDS_MORE = "sends all that follows, and says so"
+    WRONG_SIZE = "says of the whole that it ends before the part"
+    NO_PLACE = "does not say which part it sends"
+    GZIP = "sends the part of the compressed file, and says that it is compressed"
+    CUT = "announces the part, and stops in the middle of it"
+    SHORT = "announces a body shorter than the part that it says it sends"
+    PARTS = "sends the part as one of many"
+
+
+@dataclass(kw_only=True)
+class Page:
+    """What is at a path."""
+
+    data: bytes = b""
+    manner: Manner | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 0
+    times: int = 1 << 30
+    """So often the manner and the status hold; then the page is served as it should be."""
+
+
+@dataclass
+class Web:
+    """The server's pages by the text of the request, and what was asked."""
+
+    pages: dict[str, Page] = field(default_factory=dict)
+    asked: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    endpoint: str = ""
+
+    @property
+    def paths(self) -> list[str]:
+        """The texts of the requests."""
+        return [path for path, _ in self.asked]
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.endpoint.rpartition(":")[2])
+
+
+@contextlib.contextmanager
+def web() -> Iterator[Web]:
+    """Run a server on a free port of this machine."""
+    state = Web()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.state = state
+    server = _Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Be quiet where a client leaves early."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: Web
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+    def do_GET(self) -> None:
+        path = self.requestline.split()[1]  # http.server alters self.path
+        self.state.asked.append((path, dict(self.headers)))
+        page = self.state.pages.get(path)
+        if page is None:
+            self._answer(404, b"no such page", {})
+            return
+        if self.command == "GET":
+            page.times -= 1
+        if page.status and page.times >= 0:
+            self._answer(page.status, b"a page that says what is the matter", page.headers)
+            return
+        manner = page.manner if page.times >= 0 and self.command == "GET" else None
+        self._serve(page, manner)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _serve(self, page: Page, manner: Manner | None) -> None:
+        data, headers = page.data, {"Accept-Ranges": "bytes", **page.headers}
+        if manner is Manner.GZIP:
+            data = gzip.compress(data, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if manner in {Manner.NO_RANGES, Manner.NO_RANGES_CHUNKED, Manner.NO_LENGTH}:
+            wanted = None
+        if wanted is None:
+            self._whole(data, headers, manner)
+            return
+        size = len(data)
+        first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
+        stop = min(size, int(wanted[2]) + 1) if wanted[1] else size
+        if first >= size:
+            self._answer(416, b"", {**headers, "Content-Range": f"bytes */{size}"})
+            return
+        if manner is Manner.BEGINS_ELSEWHERE:
+            first, stop = first + 1, stop + 1
+        elif manner is Manner.ENDS_EARLY:
+            stop = first + max(1, (stop - first) // 2)
+        elif manner is Manner.SENDS_MORE:
+            stop = size
+        part = data[first:stop]
+        told = stop - 1 if manner is Manner.WRONG_SIZE else size
+        place = f"bytes {first}-{stop - 1}/{told}"
+        if manner is Manner.PARTS:
+            part = (
+                b"--x\r\nContent-Range: " + place.encode() + b"\r\n\r\n" + part + b"\r\n--x--\r\n"
+            )
+            headers["Content-Type"] = "multipart/byteranges; boundary=x"
+        elif manner is not Manner.NO_PLACE:
+            headers["Content-Range"] = place
+        if manner is Manner.CUT:
+            self._answer(206, part, headers, sent=len(part) // 2)
+        else:
+            self._answer(206, part[: len(part) // 2] if manner is Manner.SHORT else part, headers)
+
+    def _whole(self, data: bytes, headers: dict[str, str], manner: Manner | None) -> None:
+        if manner is Manner.NO_RANGES_CHUNKED:
+            self._begin(200, {**headers, "Transfer-Encoding": "chunked"})
+            with contextlib.suppress(ConnectionError):
+                for at in range(0, len(data), 1 << 16):
+                    piece = data[at : at + (1 << 16)]
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"0\r\n\r\n")
+        elif manner is Manner.NO_LENGTH:
+            self.close_connection = True
+            self._begin(200, {**headers, "Connection": "close"})
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(data)
+        elif manner in {Manner.CUT, Manner.SHORT}:
+            self._answer(200, data, headers, sent=len(data) // 2)
+        else:
+            self._answer(200, data, headers)
+
+    def _answer(
+        self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None
+    ) -> None:
+        self._begin(status, {**headers, "Content-Length": str(len(body))})
+        if self.command == "HEAD":
+            return
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body[:sent])
+        if sent is not None:
+            self.close_connection = True
+
+    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
