@@ -84,7 +84,7 @@ class PayloadWriter:
         """About so many bytes of small chunks make a file."""
         return self._config.chunk_file_size_bytes
 
-    def write_file(self, pieces: Sequence[bytes | memoryview]) -> str:
+    def write_file(self, pieces: Iterable[bytes | memoryview]) -> str:
         """Write a file of chunks that stand one behind the other, and give its name."""
         name = self._new_id()
         self._storage.put(chunk_key(name), pieces)
@@ -116,9 +116,14 @@ class PayloadWriter:
         """Write a chunk as a file of its own."""
         if not self._config.checksum_chunks:
             return ChunkRef(file=self.write_file([data]), length=len(data))
-        crc, sums, own = _checked(data)
-        file = self.write_file([data, sums] if sums else [data])
-        return ChunkRef(file=file, length=len(data), crc32c=crc, sums_crc32c=own if sums else None)
+        if len(data) <= checksums.WHOLE_BYTES:
+            crc = checksums.crc32c(data)
+            return ChunkRef(file=self.write_file([data]), length=len(data), crc32c=crc)
+        tally = checksums.Tally(data)
+        file = self.write_file(tally)
+        return ChunkRef(
+            file=file, length=len(data), crc32c=tally.crc, sums_crc32c=tally.crc_of_sums
+        )
 
     def start(self, payloads: Sequence[bytes], *, aside: bool) -> PlacedPayloads:
         """Place payloads in chunk files, in order, and write these: now, or on a thread where that pays."""

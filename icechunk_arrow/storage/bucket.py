@@ -44,7 +44,7 @@ from icechunk_arrow.storage.secrets import hidden, pickled_options
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Token, Writable
 
@@ -180,7 +180,7 @@ class FsspecStorage(Storage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         """See :meth:`Storage.put`; here it is durable at once."""

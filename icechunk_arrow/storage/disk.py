@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from icechunk_arrow.storage.pieces import Flat
 
@@ -46,6 +46,8 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SYNC_FILE_RANGE_WRITE = 2
 _MOST_BUFFERS = 512
+_MANY_BYTES = 1 << 18
+"""Buffers are gathered up to so many bytes: that is enough for one call, and still near the processor."""
 _SMALL_READ = 1 << 20
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -157,14 +159,26 @@ def rename_new(source: str, target: str, *, src_dir_fd: int = _AT_FDCWD) -> None
         raise OSError(number, os.strerror(number), source, None, target)
 
 
-def write_pieces(fd: int, pieces: Sequence[Flat]) -> None:
-    """Write buffers one after the other, all of them."""
-    waiting = list(pieces)
+def write_pieces(fd: int, pieces: Iterable[Flat]) -> None:
+    """Write buffers one after the other, all of them; each is written soon after it was asked for."""
+    waiting: list[Flat] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _MANY_BYTES or len(waiting) == _MOST_BUFFERS:
+            _write_all(fd, waiting)
+            waiting, size = [], 0
+    _write_all(fd, waiting)
+
+
+def _write_all(fd: int, waiting: list[Flat]) -> None:
+    """Write a few buffers, as often as it takes."""
     done = 0
     while done < len(waiting):
-        given = waiting[done : done + _MOST_BUFFERS]
+        given = waiting[done:]
         left = sum(map(len, given)) - os.writev(fd, given)
-        done += len(given)
+        done = len(waiting)
         while left:  # not everything was taken: back to the piece that was cut
             done -= 1
             size = len(waiting[done])

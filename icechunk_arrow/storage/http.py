@@ -31,7 +31,7 @@ from icechunk_arrow.storage.pieces import content_token
 from icechunk_arrow.storage.port import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import ObjectInfo, Token, Writable
     from icechunk_arrow.storage.retry import RequestFailedError
@@ -141,7 +141,7 @@ class HttpStorage(FsspecStorage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],  # noqa: ARG002 - refused
+        data: Writable | Iterable[Writable],  # noqa: ARG002 - refused
         metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - refused
     ) -> None:
         """Refuse."""

@@ -66,7 +66,7 @@ from icechunk_arrow.storage.publish import (
 from icechunk_arrow.storage.unsynced import Descriptor, Unsynced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.pieces import Flat
     from icechunk_arrow.storage.port import Capabilities, Token, Writable
@@ -209,7 +209,7 @@ class LocalStorage(Storage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - files have no room for it
     ) -> None:
         """See :meth:`Storage.put`."""
@@ -323,7 +323,7 @@ class LocalStorage(Storage):
         return os.open(path, disk.READ_FLAGS)
 
     def _write_new(
-        self, key: str, path: str, pieces: Sequence[Flat]
+        self, key: str, path: str, pieces: Iterable[Flat]
     ) -> tuple[Descriptor, Descriptor | None]:
         """Write a file under a name that must be free; no part of it stays after a failure.
 

@@ -30,7 +30,7 @@ from icechunk_arrow.storage.pieces import content_token, joined
 from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Token, Writable
 
@@ -217,7 +217,7 @@ class MemoryStorage(Storage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - nobody could see it here
     ) -> None:
         """See :meth:`Storage.put`."""

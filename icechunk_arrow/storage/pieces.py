@@ -9,7 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
     from icechunk_arrow.storage.port import Token, Writable
 
@@ -19,12 +19,15 @@ Flat = bytes | memoryview
 """Bytes that lie one after the other; their ``len`` is how many they are."""
 
 
-def flat_pieces(data: Writable | Sequence[Writable]) -> list[Flat]:
-    """Take the data as flat buffers, none empty, without copying what lies flat already."""
+def flat_pieces(data: Writable | Iterable[Writable]) -> Iterator[Flat]:
+    """Take the data as flat buffers, none empty, without copying what lies flat already.
+
+    Each is asked for when it is wanted: some are only made then.
+    """
     pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     # a file may be put together of very many small ones, which are bytes
     flat = (piece if isinstance(piece, bytes) else _flat(piece) for piece in pieces)
-    return [piece for piece in flat if piece]
+    return (piece for piece in flat if piece)
 
 
 def _flat(piece: Writable) -> Flat:
@@ -32,7 +35,7 @@ def _flat(piece: Writable) -> Flat:
     return view.cast("B") if view.nbytes and view.c_contiguous else view.tobytes()
 
 
-def joined(data: Writable | Sequence[Writable]) -> bytes:
+def joined(data: Writable | Iterable[Writable]) -> bytes:
     """Join the data; bytes come back as they are."""
     if isinstance(data, bytes):
         return data

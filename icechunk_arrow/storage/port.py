@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from icechunk_arrow.errors import ReadOnlyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
 __all__ = ["Capabilities", "ObjectInfo", "Storage", "Token", "Writable"]
@@ -105,14 +105,14 @@ class Storage(ABC):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         """Write an object under a fresh name; durable after the next :meth:`sync`.
 
         A name that is taken is a mistake of the caller; ``AlreadyExistsError`` where that is
-        noticed. ``data`` may come in pieces that are written one after the other. ``metadata`` is
-        kept beside the object where the place can do that, and left out elsewhere.
+        noticed. ``data`` may come in pieces that are written one after the other; they are gone through
+        once. ``metadata`` is kept beside the object where the place can do that, and left out elsewhere.
         """
 
     @property

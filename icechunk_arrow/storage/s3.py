@@ -150,7 +150,7 @@ class S3Storage(FsspecStorage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         """See :meth:`Storage.put`; here it is durable at once."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import zarr
 
-from tests.benchmarks.arrays import large_chunks, small_chunks
+from tests.benchmarks.arrays import checksums, large_chunks, small_chunks
 from tests.benchmarks.changes import append, appends, overwrite
 from tests.benchmarks.commits import commit, growth, opening
 from tests.benchmarks.crowd import crowd
@@ -39,6 +39,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "opening": opening,
     "large": large_chunks,
     "small": small_chunks,
+    "checksums": checksums,
     "cold": cold_read,
     "references": references,
     "first": first_chunk,

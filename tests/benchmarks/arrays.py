@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 import icechunk_arrow
-from icechunk_arrow import StorageSettings
+from icechunk_arrow import RepositoryConfig, StorageSettings
 from tests.benchmarks.harness import alternate, print_figures, print_line, timed
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.harness import Bench
 
-__all__ = ["large_chunks", "small_chunks"]
+__all__ = ["checksums", "large_chunks", "small_chunks"]
 
 _MiB = 1 << 20
 _KiB = 1 << 10
@@ -44,6 +45,11 @@ def _pipelines() -> list[str]:
 
 def _use(pipeline: str) -> None:
     zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{pipeline}"})
+
+
+def _ours(*, durable: bool, checked: bool = True) -> str:
+    """Name the folder of a repository of ours."""
+    return "ours" + (", durable" if durable else "") + ("" if checked else ", unchecked")
 
 
 class _Arrays:
@@ -76,10 +82,12 @@ class _Arrays:
         assert data[-1] == self.data[-1]
         assert len(data) == self.size_bytes
 
-    def write_ours(self, pipeline: str, *, durable: bool) -> float:
-        path = self._fresh(f"ours {durable}")
+    def write_ours(self, pipeline: str, *, durable: bool, checked: bool = True) -> float:
+        path = self._fresh(_ours(durable=durable, checked=checked))
         repo = icechunk_arrow.Repository.create(
-            path, storage_settings=StorageSettings(durable=durable)
+            path,
+            config=RepositoryConfig(checksum_chunks=checked),
+            storage_settings=StorageSettings(durable=durable),
         )
         first = repo.writable_session("main")
         self._array(first.store)
@@ -94,9 +102,10 @@ class _Arrays:
 
         return timed(fill)
 
-    def read_ours(self, pipeline: str, *, durable: bool = True) -> float:
+    def read_ours(self, pipeline: str, *, durable: bool = True, checked: bool = True) -> float:
         _use(pipeline)
-        repo = icechunk_arrow.Repository.open(self.folder / f"ours {durable}")
+        path = self.folder / _ours(durable=durable, checked=checked)
+        repo = icechunk_arrow.Repository.open(path)
         array = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")
         return self._timed_read(lambda: array[:])
 
@@ -245,6 +254,35 @@ def small_chunks(bench: Bench) -> None:
             aims = _AIMS_OF_SMALL.get((pipeline, what))
             found = alternate(subjects, rounds)
             print_figures(f"{title}: {what}, each", found, aims=aims, per=count)
-    files = sum(1 for path in (arrays.folder / "ours True").rglob("*") if path.is_file())
+    files = sum(1 for path in (arrays.folder / _ours(durable=True)).rglob("*") if path.is_file())
     print_line(f"our repository of {count:,} chunks is {files} files")
     arrays.remove()
+
+
+def checksums(bench: Bench) -> None:
+    """1 GiB in chunks of 64 KiB, 1 MiB and 16 MiB, written (and committed) and read, with checksums and without.
+
+    Without codecs, not durable, on zarr's default pipeline: nothing else is done to the bytes, so this is the most
+    that checking can cost. By the clock, and in processor time of all threads.
+    """
+    rounds = bench.choose(7, 3)
+    pipeline = _pipelines()[0]
+    for chunk_bytes in (64 * _KiB, _MiB, 16 * _MiB):
+        size = f"{chunk_bytes >> 10:,} KiB"
+        arrays = _Arrays(bench, size, bench.choose(1 << 30, 1 << 27), chunk_bytes)
+        for what, act in (("written", arrays.write_ours), ("read", arrays.read_ours)):
+            busy: dict[str, list[float]] = {"ours": [], "unchecked": []}
+
+            def run(act: Callable[..., float], name: str, busy: dict[str, list[float]]) -> float:
+                before = time.process_time()
+                seconds = act(pipeline, durable=False, checked=name == "ours")
+                busy[name].append(time.process_time() - before)
+                return seconds
+
+            found = alternate({name: partial(run, act, name, busy) for name in busy}, rounds)
+            title = f"{arrays.size_bytes >> 20} MiB in chunks of {size}, {what}"
+            aims = {"unchecked": 1.05}
+            print_figures(title, found, aims=aims)
+            later = {name: seconds[-rounds:] for name, seconds in busy.items()}
+            print_figures(f"{title}, processor time", later, aims=aims)
+        arrays.remove()

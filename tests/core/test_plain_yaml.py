@@ -126,7 +126,7 @@ def test_what_is_refused(text: str | bytes) -> None:
 )  # fmt: skip
 def test_nothing_takes_long(text: str) -> None:
     """The longest and strangest files are refused, or read, within the two seconds of any hostile file."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     try:
         load_plain_yaml(text)
     except InvalidInputError:
@@ -134,4 +134,4 @@ def test_nothing_takes_long(text: str) -> None:
     else:
         assert text.startswith("a: 59:59")  # text, and where a number is wanted it is no number
 
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2

@@ -14,7 +14,7 @@ from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.port import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Token, Writable
@@ -71,7 +71,7 @@ class WrappedStorage(Storage):
     def put(
         self,
         key: str,
-        data: Writable | Sequence[Writable],
+        data: Writable | Iterable[Writable],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._run("put", key, lambda: self.inner.put(key, data, metadata))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,12 +140,11 @@ def test_waiting_is_bounded(server: FakeS3) -> None:
     """A server that does not answer is given up after the time-out, as often as there are tries."""
     settings = StorageSettings(retry_tries=2, retry_backoff_seconds=0.01, timeout_seconds=0.3)
     storage = open_storage("s3://bucket/p", server.storage_options, settings=settings)
-    server.faults.extend([Fault(seconds=2.0)] * 2)
-    started = time.monotonic()
+    server.faults.extend([Fault(seconds=3600)] * 2)  # whoever waits for the answer waits too long
     with pytest.raises(StorageError, match="tried 2 times"):
         storage.get("k")
 
-    assert 0.5 < time.monotonic() - started < 2.0
+    assert len(server.requests) == 2
 
 
 def test_nobody_there_is_a_storage_error() -> None:

@@ -28,7 +28,7 @@ from icechunk_arrow.storage.local import LocalStorage, UnsafeStorageWarning
 from icechunk_arrow.storage.publish import SCRATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Patch = pytest.MonkeyPatch
 
@@ -354,6 +354,23 @@ def test_what_the_system_does_not_take_at_once_follows(
     assert storage.get("c/1") == data
     assert len(calls) >= len(data) // most
     assert max(calls) <= os.sysconf("SC_IOV_MAX")
+
+
+def test_pieces_are_made_when_they_are_written(root: Path) -> None:
+    """Large pieces are not gathered: what a piece is made from is near the processor when it is written."""
+    storage = LocalStorage(root)
+    seen = []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(4):
+            seen.append((root / "c/file").stat().st_size)
+            yield bytes([number]) * (1 << 19)
+        yield b"end"
+
+    storage.put("c/file", pieces())
+
+    assert seen == [number << 19 for number in range(4)]
+    assert storage.get("c/file")[-4:] == b"\x03end"
 
 
 def test_a_removed_folder_is_made_again(root: Path) -> None:
