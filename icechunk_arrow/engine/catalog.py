@@ -40,7 +40,7 @@ from icechunk_arrow.formats.layout import (
     tag_key,
 )
 from icechunk_arrow.formats.refs import RefEntry
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -17,7 +17,7 @@ from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.layout import FileKind, file_id
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     import numpy.typing as npt
