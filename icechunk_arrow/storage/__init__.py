@@ -8,5 +8,6 @@ In the order of imports:
 - ``secrets``: the address of a place, and what of it no pickle and no text shows
 - ``answers``: which answers over a network are believed; ``failures``: what is tried again, and what is told
 - ``fsspec``, ``s3``, ``http``: one class for each way to reach a place; ``open`` chooses among them
-- ``external``: files behind virtual chunks; ``source_files``: what an ingest reads; ``table_files``: what queries do
+- ``external``: files behind virtual chunks; ``source_files``: what an ingest reads; ``table_files``: what queries
+  read
 """

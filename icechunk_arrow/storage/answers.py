@@ -19,6 +19,7 @@ from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.port import check_size
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 MICRO = 1_000_000
@@ -203,6 +204,11 @@ def etag_of(facts: Mapping[str, Any]) -> str | None:
     """Find the ETag among what a file system of fsspec says of a file."""
     found = facts.get("ETag") or facts.get("etag")
     return bare_etag(found) if isinstance(found, str) else None
+
+
+def local_etag(facts: os.stat_result) -> str:
+    """Write what a local file has in place of an ETag, as the specification of manifests says."""
+    return f"{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 
 def micros_of(moment: datetime | None) -> int | None:

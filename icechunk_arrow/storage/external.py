@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import ObjectNotFoundError, SourceChangedError, StorageError
-from icechunk_arrow.storage.answers import MICRO, Part, RedirectedError, bare_etag
-from icechunk_arrow.storage.disk import leads_over_link, open_beneath
+from icechunk_arrow.storage.answers import MICRO, Part, RedirectedError, bare_etag, local_etag
+from icechunk_arrow.storage.disk import leads_over_link, open_beneath, read_range
 from icechunk_arrow.storage.forked_children import renew_in_forks
 from icechunk_arrow.storage.open import open_address
 
@@ -149,15 +149,14 @@ def _read_local(folder: str, url: str, start: int, length: int, *, facts: bool) 
         try:
             # offset and length may be made up: never allocate on their word
             rest = max(0, found.st_size - start)
-            data = os.pread(descriptor, min(length, rest), start) if rest else b""
+            data = read_range(descriptor, start, min(length, rest)) if rest else b""
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _local_error(error, url, folder) from error
     if not facts:
         return Part(data, None, None)
-    etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
-    return Part(data, etag, found.st_mtime_ns // 1000)
+    return Part(data, local_etag(found), found.st_mtime_ns // 1000)
 
 
 def _local_error(error: OSError, url: str, folder: str) -> Exception:

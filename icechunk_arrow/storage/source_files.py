@@ -24,7 +24,13 @@ from icechunk_arrow.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from icechunk_arrow.storage.answers import etag_of, micros_of, micros_of_http, range_from
+from icechunk_arrow.storage.answers import (
+    etag_of,
+    local_etag,
+    micros_of,
+    micros_of_http,
+    range_from,
+)
 from icechunk_arrow.storage.failures import Kind, RequestFailedError, send
 from icechunk_arrow.storage.forked_children import leave_connections_to_parents
 from icechunk_arrow.storage.settings import StorageSettings
@@ -350,13 +356,8 @@ def _local_facts(url: str, found: os.stat_result) -> SourceFile:
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
         raise InvalidInputError(f"{url} is {what}, where a file was expected", url=url)
-    etag = _local_etag(found)
+    etag = local_etag(found)
     return SourceFile(url=url, size_bytes=found.st_size, etag=etag, last_modified=None)
-
-
-def _local_etag(found: os.stat_result) -> str:
-    """Write what a local file has in place of an ETag, as the specification of manifests says."""
-    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def _local_listing(root: str) -> Listing:
@@ -374,7 +375,7 @@ def _local_listing(root: str) -> Listing:
             if stat.S_ISREG(found.st_mode):
                 listing.names.append(path[len(root) :])
                 listing.sizes.append(found.st_size)
-                listing.etags.append(_local_etag(found))
+                listing.etags.append(local_etag(found))
                 listing.times.append(None)
     return listing
 
