@@ -27,7 +27,7 @@ from tests.faults.hostile import Victim, state_victim
 from tests.faults.measured import MeasuredReader, reading_process
 from tests.faults.repositories import contents
 from tests.storage.fake_s3 import fake_s3
-from tests.storage.web import Manner, Page, web
+from tests.storage.web import Page, web
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,7 +164,7 @@ def test_a_web_server_without_end(
     with web() as site:
         for file in _files_of(victim.root):
             site.pages[f"/r/{file}"] = Page(data=(victim.root / file).read_bytes())
-        site.pages[f"/r/{key}"] = Page(manner=Manner.ENDLESS, announced=announced)
+        site.pages[f"/r/{key}"] = Page(endless=True, announced=announced)
         found = reader.call(read, f"{site.endpoint}/r", None, {"decode_limit_bytes": LIMIT})
 
     assert isinstance(found.error, IcechunkArrowError), found.error
@@ -203,7 +203,7 @@ def test_a_hint_without_end_is_done_without(
         for file in _files_of(victim.root):
             site.pages[f"/r/{file}"] = Page(data=(victim.root / file).read_bytes())
         hint = f"/r/{hint_key(MAIN)}"
-        site.pages[hint] = Page(manner=Manner.ENDLESS, announced=announced)
+        site.pages[hint] = Page(endless=True, announced=announced)
         found = reader.call(read_session, f"{site.endpoint}/r", None, {})
 
         assert found.error is None

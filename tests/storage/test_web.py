@@ -32,8 +32,7 @@ WHOLE: dict[str, tuple[Callable[[Storage], object], object]] = {
     "whole": (lambda storage: storage.get("k"), DATA),
 }
 ALWAYS_RIGHT = {None, Manner.NO_RANGES, Manner.NO_RANGES_CHUNKED}
-ANOTHER_FILE = {Manner.ENDLESS}  # tests/faults/test_endless_files.py
-WRONG = [manner for manner in Manner if manner not in ALWAYS_RIGHT | ANOTHER_FILE]
+WRONG = [manner for manner in Manner if manner not in ALWAYS_RIGHT]
 UNCHANGING = {Manner.GZIP, Manner.NO_LENGTH}
 
 

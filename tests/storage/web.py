@@ -35,7 +35,6 @@ class Manner(enum.Enum):
     GZIP = "sends the part of the compressed file, and says that it is compressed"
     CUT = "announces the part, and stops in the middle of it"
     SHORT = "announces a body shorter than the part that it says it sends"
-    ENDLESS = "sends zeros, and never stops"
     PARTS = "sends the part as one of many"
 
 
@@ -47,8 +46,10 @@ class Page:
     manner: Manner | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     status: int = 0
+    endless: bool = False
+    """Whether zeros are sent, without end."""
     announced: int | None = None
-    """How long a file says that it is that has no end."""
+    """How long such a file is said to be."""
     times: int = 1 << 30
     """So often the manner and the status hold; then the page is served as it should be."""
 
@@ -95,15 +96,15 @@ class _Pages(Handler):
         if page.status and page.times >= 0:
             self.answer(page.status, page.headers, b"a page that says what is the matter")
             return
+        if page.endless:
+            self.send_without_end(page.announced)
+            return
         manner = page.manner if page.times >= 0 and self.command == "GET" else None
         self._serve(page, manner)
 
     do_GET = do_HEAD = _get  # noqa: N815
 
     def _serve(self, page: Page, manner: Manner | None) -> None:
-        if manner is Manner.ENDLESS:
-            self.send_without_end(page.announced)
-            return
         data, headers = page.data, {"Accept-Ranges": "bytes", **page.headers}
         if manner is Manner.GZIP:
             data = gzip.compress(data, mtime=0)
