@@ -185,6 +185,19 @@ class CorruptFileError(FormatError):
 class OversizedFileError(CorruptFileError):
     """A file would take more memory than the person who opened it allows; made so by damage, or by somebody."""
 
+    key: str
+    limit_bytes: int
+
+    @classmethod
+    def of(cls, key: str, fact: str, limit_bytes: int) -> OversizedFileError:
+        """Say that the file of a key has, or may take, more than is allowed."""
+        return cls(
+            f"{key} {fact}, and {limit_bytes} are allowed: it is damaged, made to do harm, or very large. If you "
+            f"trust it, open the repository with more decode_limit_bytes.",
+            key=key,
+            limit_bytes=limit_bytes,
+        )
+
 
 class UnsupportedFormatError(FormatError):
     """A file is sound, but written by a newer version than this one reads."""

@@ -33,7 +33,7 @@ from icechunk_arrow.engine.keyspace import Keyspace
 from icechunk_arrow.engine.listing import BATCH_ROWS
 from icechunk_arrow.engine.virtual import check_location
 from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError, ReadOnlyError
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

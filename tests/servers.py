@@ -1,6 +1,7 @@
-"""Real servers for the tests: versitygw, an S3 server that keeps objects as files.
+"""Servers for the tests: versitygw, an S3 server that keeps objects as files; and what small HTTP servers share.
 
-Owns where its program comes from, how it is started, and that it never outlives the tests.
+Owns where versitygw's program comes from, how it is started, and that it never outlives the tests; and how a
+test runs a server of its own in a thread. What those answer stands in modules of their own.
 """
 
 from __future__ import annotations
@@ -15,17 +16,28 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["S3Server", "ServerUnavailableError", "find_versitygw", "s3_server"]
+__all__ = [
+    "Handler",
+    "S3Server",
+    "ServerUnavailableError",
+    "find_versitygw",
+    "listening",
+    "s3_server",
+    "served",
+]
 
 MODULE = "github.com/versity/versitygw"
 VERSION = "v1.8.0"
@@ -33,6 +45,91 @@ BUCKET = "test-bucket"
 _BUILD_SECONDS = 1200
 _START_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests on connections that stay open, without a word in the log."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+    def received(self) -> bytes:
+        """Read the body of the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the head of an answer."""
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def answer(
+        self, status: int, headers: Mapping[str, str], body: bytes = b"", sent: int | None = None
+    ) -> None:
+        """Send an answer; only so many bytes of its body, if ``sent`` says so, and then no more."""
+        given = {name.lower() for name in headers}
+        length = {} if "content-length" in given else {"Content-Length": str(len(body))}
+        self.begin(status, {**headers, **length})
+        if self.command == "HEAD":
+            return
+        self.send(body[:sent])
+        if sent is not None:
+            self.close_connection = True
+
+    def send_without_end(self, announced: int | None) -> None:
+        """Answer with zeros for as long as somebody takes them, whatever was announced."""
+        sizes = {"Transfer-Encoding": "chunked"}
+        piece = b"%x\r\n%s\r\n" % (1 << 20, bytes(1 << 20))
+        if announced is not None:
+            sizes, piece = {"Content-Length": str(announced)}, bytes(1 << 20)
+        self.begin(200, {"ETag": '"endless"', **sizes})
+        self.close_connection = True
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(piece)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, to whoever is still there."""
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(data)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Be quiet where a client leaves early."""
+
+
+@contextlib.contextmanager
+def listening(handler: Any, state: object = None) -> Iterator[str]:
+    """Run a server on a free port of this machine, and give its address; a handler finds ``state`` in itself."""
+    if state is not None:
+        handler = type(handler.__name__, (handler,), {"state": state})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Folder(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder on a static host, as Python has one: read-only, without ranges, and nothing to list."""
+    with listening(partial(_Folder, directory=str(folder))) as url:
+        yield url
 
 
 class ServerUnavailableError(Exception):

@@ -90,6 +90,21 @@ def test_core_and_formats_are_pure(path: Path) -> None:
     assert {name.split(".")[0] for name in imports_of(path)} & FOREIGN_TO_CORE == set()
 
 
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_whoever_reads_a_whole_object_says_how_much_may_come(path: Path) -> None:
+    """Outside of storage no object is fetched before its size is judged."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"get", "get_versioned"}
+        and ast.unparse(node.func.value).rpartition(".")[2] in {"storage", "_storage"}
+    ]
+
+    assert all(any(word.arg == "limit_bytes" for word in call.keywords) for call in calls)
+
+
 def test_there_are_no_circles() -> None:
     """The graph of imports has no circle, lazy and type-only imports included."""
     graph = {module_name(path): ours(path) - {module_name(path)} for path in MODULES}

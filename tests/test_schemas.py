@@ -23,7 +23,7 @@ from icechunk_arrow.engine.published import main, published
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import parse_key
 from icechunk_arrow.formats.transaction import OPERATIONS
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage.scratch import SCRATCH
 from tests.places import UNSYNCED
 
 FOLDER = Path(__file__).parent.parent / "schemas"

@@ -25,6 +25,7 @@ from icechunk_arrow.cli.output import cell, emit, emit_text, opened, plain, prin
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats import refs, state
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
 from icechunk_arrow.formats.envelope import open_seal, read_row_groups, seal_needs
 from icechunk_arrow.formats.layout import FileKind, ParsedKey, parse_key
 from icechunk_arrow.storage.open import open_storage
@@ -106,7 +107,7 @@ def _read(storage: Storage, key: str, parsed: ParsedKey, limit: int) -> _Shown:
             _, size = storage.get_tail(key, 1)
             return _Shown(identification={**identification, "size_bytes": size})
         case _:
-            data = storage.get(key)
+            data = storage.get(key, limit_bytes=DECODE_LIMIT_BYTES)
             identification["size_bytes"] = len(data)
             return _Shown(identification=identification, facts=_facts_of(parsed.role, data, key))
 
@@ -128,6 +129,7 @@ def _read_parquet(
 ) -> _Shown:
     tail, size = storage.get_tail(key, _FIRST_LOOK)
     while (needs := seal_needs(tail, size, key)) > len(tail):
+        Budget(key).check(needs)
         tail, size = storage.get_tail(key, needs)
     sealed = open_seal(tail, size, kind, identification["identifier"])
     metadata = sealed.metadata

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

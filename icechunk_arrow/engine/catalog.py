@@ -40,7 +40,7 @@ from icechunk_arrow.formats.layout import (
     tag_key,
 )
 from icechunk_arrow.formats.refs import RefEntry
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -55,6 +55,7 @@ __all__ = [
     "Tip",
     "branch_not_found",
     "create_entry",
+    "read_entry",
     "refuse_main",
     "replaced",
 ]
@@ -230,6 +231,11 @@ def replaced(url: str) -> RepositoryNotFoundError:
     )
 
 
+def read_entry(storage: Storage, key: str) -> RefEntry:
+    """Read an entry, or raise ``ObjectNotFoundError``."""
+    return refs.decode(storage.get(key, limit_bytes=refs.MOST_BYTES), key)
+
+
 def create_entry(storage: Storage, key: str, entry: RefEntry) -> bool:
     """Create an entry; True also when it turns out to be there by our own hand."""
     if not entry.is_commit:
@@ -237,11 +243,11 @@ def create_entry(storage: Storage, key: str, entry: RefEntry) -> bool:
     try:
         storage.create(key, refs.encode(entry))
     except AlreadyExistsError:
-        return refs.decode(storage.get(key), key) == entry
+        return read_entry(storage, key) == entry
     except StorageError:
         # the answer may have been lost behind a success
         try:
-            found = refs.decode(storage.get(key), key)
+            found = read_entry(storage, key)
         except ObjectNotFoundError:
             found = None
         if found is None:
@@ -279,7 +285,7 @@ class SequenceCatalog(Catalog):
         return tip.position + 1
 
     def _read(self, key: str) -> RefEntry:
-        return refs.decode(self._storage.get(key), key)
+        return read_entry(self._storage, key)
 
     def _find_newest(self, branch: str) -> tuple[int, RefEntry] | None:
         """Find the last entry of a branch, deleted or not."""
@@ -307,7 +313,8 @@ class SequenceCatalog(Catalog):
     def _hinted(self, branch: str) -> int | None:
         """Read the number of an entry that was the newest not long ago."""
         try:
-            found = hint.decode(self._storage.get(hint_key(branch)))
+            data = self._storage.get(hint_key(branch), limit_bytes=hint.MOST_BYTES)
+            found = hint.decode(data)
         except IcechunkArrowError:  # it decides nothing: whoever cannot read it goes without
             return None
         return None if found is None else found.sequence

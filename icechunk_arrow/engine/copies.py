@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.errors import ReadOnlyError, StorageError
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -111,7 +111,7 @@ class Files:
         except ForeignSnapshotError:
             raise
         except SnapshotNotFoundError:
-            ledger = find_ledger(self.storage, self.repository)
+            ledger = find_ledger(self.storage, self.repository, self.decode_limit_bytes)
             if ledger is None:
                 raise
             if identifier in ledger.rewritten:
@@ -172,7 +172,7 @@ class Files:
         """Read all rows of a manifest, past the cache; ``coded`` with files as codes, where they are."""
         key = key_of(FileKind.MANIFEST, identifier)
         try:
-            data = self.storage.get(key)
+            data = self.storage.get(key, limit_bytes=self.decode_limit_bytes)
         except ObjectNotFoundError as error:
             raise _missing(key, FileKind.MANIFEST, identifier) from error
         return manifest.decode(data, identifier, self.decode_limit_bytes, coded=coded)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.engine.catalog import create_entry
+from icechunk_arrow.engine.catalog import create_entry, read_entry
 from icechunk_arrow.errors import AlreadyExistsError, CorruptFileError, ObjectNotFoundError
-from icechunk_arrow.formats import refs
 from icechunk_arrow.formats.layout import MAIN, STATE_KEY, FileKind, branch_key, parse_key
 from icechunk_arrow.formats.refs import STATE_CATALOG, RefEntry
 
@@ -28,7 +27,7 @@ _FIRST = branch_key(MAIN, 0)
 def find_first_entry(storage: Storage) -> RefEntry | None:
     """Read how a place says that there is a repository."""
     try:
-        entry = refs.decode(storage.get(_FIRST), _FIRST)
+        entry = read_entry(storage, _FIRST)
     except ObjectNotFoundError:
         return None
     if not entry.is_commit or entry.deleted:

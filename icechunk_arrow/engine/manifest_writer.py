@@ -17,6 +17,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe
 from icechunk_arrow.formats import manifest
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -175,7 +176,8 @@ class ManifestWriter:
         if waiting is not None:
             return waiting.table
         self._result(name)
-        return manifest.decode(self._storage.get(key_of(FileKind.MANIFEST, name)), name)
+        key = key_of(FileKind.MANIFEST, name)
+        return manifest.decode(self._storage.get(key, limit_bytes=DECODE_LIMIT_BYTES), name)
 
     def drop(self, names: Iterable[str]) -> None:
         """Delete manifests that others have taken the place of; what cannot be deleted is logged."""

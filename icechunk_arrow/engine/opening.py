@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.plain_settings import check_number
+from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.catalog import SequenceCatalog
@@ -97,7 +98,7 @@ def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryCo
     One that is sound counts where none is ``wanted``, and is given then.
     """
     try:
-        found = storage.get(CONFIG_KEY)
+        found = storage.get(CONFIG_KEY, limit_bytes=LONGEST_YAML_BYTES)
         if wanted is None:
             return RepositoryConfig.from_yaml(found)
     except ObjectNotFoundError:
@@ -181,7 +182,7 @@ def create_context(
         found = _refuse_other_config(storage, written)
         place = _state_storage(storage, storage_options, choices, state_url)
         first = _begin_with_state(storage, place, choices)
-        chosen = StateCatalog(place, first.id, new_id)
+        chosen = StateCatalog(place, first.id, new_id, choices.decode_limit_bytes)
         apart = None if state_url is None else storage.url
         chosen.initialize(first.info, store_root=apart)
     if written is not None:  # by the one who made the repository: whoever lost leaves nothing
@@ -208,7 +209,7 @@ def _begin_with_state(storage: Storage, place: Storage, choices: Choices) -> Sna
     """Make the first snapshot and the first entry, or find those of whoever was stopped behind them."""
     entry = find_first_entry(storage)
     if entry is not None:
-        catalog = StateCatalog(place, entry.snapshot, new_id)
+        catalog = StateCatalog(place, entry.snapshot, new_id, choices.decode_limit_bytes)
         if not unfinished(storage, entry, catalog):
             raise taken(storage)
         files = Files(storage, ByteCache(0), choices.decode_limit_bytes, entry.snapshot)
@@ -271,8 +272,8 @@ def open_context(
             )
         chosen = sequences.of(entry.snapshot)
     else:
-        _check_state(storage, place, entry)
-        chosen = StateCatalog(place, entry.snapshot, new_id)
+        _check_state(storage, place, entry, choices)
+        chosen = StateCatalog(place, entry.snapshot, new_id, choices.decode_limit_bytes)
     return _context(storage, chosen, entry.snapshot, SavedConfig(storage, config), choices)
 
 
@@ -287,10 +288,10 @@ def _look(storage: Storage) -> tuple[RefEntry | None, SequenceCatalog]:
     return entry, sequences
 
 
-def _check_state(storage: Storage, place: Storage, entry: RefEntry) -> None:
+def _check_state(storage: Storage, place: Storage, entry: RefEntry, choices: Choices) -> None:
     """Compare the state file with the first entry of the data that it is the catalog of."""
     try:
-        state = read_state(place)
+        state = read_state(place, choices.decode_limit_bytes)
     except RepositoryNotFoundError:
         raise RepositoryNotFoundError(
             f"the repository at {storage.url} has a state file as its catalog, and there is none at "
@@ -329,7 +330,7 @@ def _by_state_file(
 ) -> tuple[Storage, RefEntry | None]:
     """Find the data of the repository whose state file stands at a place apart from it."""
     try:
-        root = read_state(storage).store_root
+        root = read_state(storage, choices.decode_limit_bytes).store_root
     except RepositoryNotFoundError:
         raise _no_repository(storage) from None
     if root is None:

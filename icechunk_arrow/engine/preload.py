@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.formats.live_manifests import manifest_row_counts
-from icechunk_arrow.storage.forks import run_in_forks
+from icechunk_arrow.storage.forked_children import run_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -105,7 +105,7 @@ class SavedConfig:
         failure: StorageError | None = None
         while True:
             try:
-                found, token = storage.get_versioned(CONFIG_KEY)
+                found, token = storage.get_versioned(CONFIG_KEY, limit_bytes=LONGEST_YAML_BYTES)
             except ObjectNotFoundError:
                 found, token = None, ""
             if found == data:  # also when the answer was lost behind a success

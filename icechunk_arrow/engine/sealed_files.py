@@ -16,8 +16,9 @@ import numpy as np
 from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
+from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, file_id
-from icechunk_arrow.storage.forks import renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -101,6 +102,7 @@ class SealedFiles:
         needs = envelope.seal_needs(tail, size_bytes, key)
         for _ in range(2):  # the length of the footer, then the number of row groups
             if needs > len(tail):
+                Budget(key).check(needs)
                 tail = self._tail(key, size_bytes, needs)
                 needs = envelope.seal_needs(tail, size_bytes, key)
         folder, _, name = key.partition("/")

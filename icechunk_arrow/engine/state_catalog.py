@@ -26,6 +26,7 @@ from icechunk_arrow.errors import (
     StorageError,
 )
 from icechunk_arrow.formats import state as state_format
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.layout import MAIN, STATE_KEY, check_ref_name
 from icechunk_arrow.formats.state import State
 
@@ -38,33 +39,40 @@ if TYPE_CHECKING:
 __all__ = ["StateCatalog", "publish_state", "read_state"]
 
 
-def _read_versioned(storage: Storage) -> tuple[State, str]:
+def _read_versioned(storage: Storage, limit_bytes: int) -> tuple[State, str]:
     try:
-        data, token = storage.get_versioned(STATE_KEY)
+        data, token = storage.get_versioned(STATE_KEY, limit_bytes=limit_bytes)
     except ObjectNotFoundError as error:
         raise RepositoryNotFoundError(f"there is no {STATE_KEY} at {storage.url}") from error
-    return state_format.decode(data, STATE_KEY), token
+    return state_format.decode(data, STATE_KEY, limit_bytes), token
 
 
-def read_state(storage: Storage) -> State:
+def read_state(storage: Storage, limit_bytes: int = DECODE_LIMIT_BYTES) -> State:
     """Read the state file at a place, whosever it is."""
-    return _read_versioned(storage)[0]
+    return _read_versioned(storage, limit_bytes)[0]
 
 
 class StateCatalog(Catalog):
     """All branches and tags in ``state.json``, beside the data or apart from it."""
 
-    def __init__(self, storage: Storage, repository: str, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        repository: str,
+        new_id: Callable[[], str],
+        limit_bytes: int = DECODE_LIMIT_BYTES,
+    ) -> None:
         self._storage = storage
         self._repository = repository
         self._new_id = new_id
+        self._limit_bytes = limit_bytes
 
     def read(self) -> State:
         """Read the whole state."""
         return self._read()[0]
 
     def _read(self) -> tuple[State, str]:
-        state, token = _read_versioned(self._storage)
+        state, token = _read_versioned(self._storage, self._limit_bytes)
         if state.id != self._repository:
             raise replaced(self._storage.url)
         return state, token
@@ -85,11 +93,11 @@ class StateCatalog(Catalog):
         try:
             self._storage.create(STATE_KEY, state_format.encode(state))
         except AlreadyExistsError:
-            if read_state(self._storage).write_id != state.write_id:
+            if read_state(self._storage, self._limit_bytes).write_id != state.write_id:
                 raise taken from None
         except StorageError as error:
             try:
-                found = read_state(self._storage)
+                found = read_state(self._storage, self._limit_bytes)
             except RepositoryNotFoundError:
                 raise error from None
             if found.write_id != state.write_id:
@@ -270,7 +278,7 @@ def publish_state(storage: Storage, state: State) -> State:
     while True:
         new, token = state, ""
         try:
-            data, token = storage.get_versioned(STATE_KEY)
+            data, token = storage.get_versioned(STATE_KEY, limit_bytes=DECODE_LIMIT_BYTES)
         except ObjectNotFoundError:
             data = None
         if data is not None:

@@ -16,7 +16,7 @@ from icechunk_arrow.core.locations import fault_of_location, normal_location
 from icechunk_arrow.errors import InvalidInputError, NotAuthorizedError, StorageError
 from icechunk_arrow.formats.layout import chunk_key
 from icechunk_arrow.storage.external import ExternalFiles, RedirectedError
-from icechunk_arrow.storage.secrets import without_password
+from icechunk_arrow.storage.secrets import Address, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,9 +107,8 @@ class VirtualAccess:
         self._prefixes: dict[str, ExternalFiles] = {}
         for each, storage_options in options.items():
             prefix = _prefix(each)
-            self._prefixes[prefix] = ExternalFiles(
-                prefix, dict(storage_options or {}), settings, pickle_secrets=pickle_secrets
-            )
+            address = Address(prefix, dict(storage_options or {}), settings, pickle_secrets)
+            self._prefixes[prefix] = ExternalFiles(address)
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -31,11 +31,8 @@ class Budget(NamedTuple):
 
     def refuse(self, size_bytes: int) -> NoReturn:
         """Say that a file would take too much."""
-        raise OversizedFileError(
-            f"{self.key} may take {size_bytes} bytes of memory, and {self.limit_bytes} are allowed: it is damaged, "
-            f"made to do harm, or very large. If you trust it, open the repository with more decode_limit_bytes.",
-            key=self.key,
-            limit_bytes=self.limit_bytes,
+        raise OversizedFileError.of(
+            self.key, f"may take {size_bytes} bytes of memory", self.limit_bytes
         )
 
 

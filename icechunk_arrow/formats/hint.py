@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from icechunk_arrow.core.ids import ID_PATTERN, MAX_SEQUENCE, is_id
 
-__all__ = ["JSON_SCHEMA", "Hint", "decode", "encode"]
+__all__ = ["JSON_SCHEMA", "MOST_BYTES", "Hint", "decode", "encode"]
 
 JSON_SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -31,7 +31,7 @@ JSON_SCHEMA: dict[str, Any] = {
 }
 
 
-_MOST_BYTES = 1 << 12
+MOST_BYTES = 1 << 12
 
 
 class Hint(NamedTuple):
@@ -48,7 +48,7 @@ def encode(hint: Hint) -> bytes:
 
 def decode(data: bytes) -> Hint | None:
     """Decode a hint; None where it says nothing that can be used."""
-    if len(data) > _MOST_BYTES:
+    if len(data) > MOST_BYTES:
         return None
     try:
         found = json.loads(data)

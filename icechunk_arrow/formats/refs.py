@@ -16,6 +16,7 @@ from icechunk_arrow.formats.budget import Budget
 
 __all__ = [
     "BRANCH_ENTRY_JSON_SCHEMA",
+    "MOST_BYTES",
     "STATE_CATALOG",
     "TAG_JSON_SCHEMA",
     "RefEntry",
@@ -31,7 +32,8 @@ _KEY = {
     "type": "string",
     "description": "The key of this very file, so that one in another's place is noticed.",
 }
-_MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 16
+"""What a file below ``refs/`` may have; no entry comes near it."""
 """An entry has a hundred; ``info`` may have more."""
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SNAPSHOT = {
@@ -150,7 +152,7 @@ def decode_members(data: bytes, key: str, known: set[str]) -> dict[str, Any]:
 
     Of what is not known ``info`` alone may be passed over.
     """
-    Budget(key, _MOST_BYTES).check(len(data))
+    Budget(key, MOST_BYTES).check(len(data))
     try:
         found = parse_json(data)
     except InvalidInputError as error:

@@ -1,7 +1,15 @@
-"""What the operating system offers for writing files that are whole or absent, and stay.
+# Strings and descriptors, not paths: pathlib costs more than these system calls.
+# ruff: noqa: PTH114
+"""What the operating system offers for files that are whole or absent, stay, and lie where their name says.
 
-Owns the calls that Python has no name for, and what differs between systems. Knows no keys and no
-places; every function raises plain ``OSError``.
+Owns the calls that Python has no name for, what differs between systems, and the list of what one handle has
+written and not yet made durable. Knows no keys and no places; functions raise plain ``OSError``.
+
+Measured on ext4 (NVMe): four small files take 1.07 ms synced one after the other, 0.73 ms with threads, 0.54 ms
+when write-back of all is started first and then each is synced: the first sync commits the journal for all. A
+thousand take 113 ms that way and 40 ms by one ``syncfs``, which however also writes what others have written to
+the volume. So: few files are synced each, many by one ``syncfs`` where the kernel reports its errors, in batches
+where not.
 """
 
 from __future__ import annotations
@@ -11,40 +19,43 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import sys
+import threading
+import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from icechunk_arrow.errors import StorageError
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from icechunk_arrow.storage.pieces import Flat
-
-__all__ = [
-    "NO_LINKS",
-    "READ_FLAGS",
-    "can_sync_filesystem",
-    "read_all",
-    "read_range",
-    "rename_new",
-    "start_writeback",
-    "sync_file",
-    "sync_filesystem",
-    "sync_folder",
-    "sync_tree",
-    "write_pieces",
-]
+    from icechunk_arrow.storage.port import Flat
 
 NO_LINKS = frozenset(
     {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 )
 """How a volume says that it has no hard links, or no rename that refuses to replace."""
 
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Neither follows a symbolic link nor waits for somebody to write into a pipe."""
 
+FEW = 64
+"""Up to so many files stay open until they are synced, one by one."""
+
+_FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SYNC_FILE_RANGE_WRITE = 2
+_SYS_OPENAT2 = 437
+"""The same number on every architecture that Python runs on, Alpha excepted."""
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
+_TRIES = 1000
+"""The kernel asks for another try while somebody renames folders on the way."""
 _MOST_BUFFERS = 512
 _MANY_BYTES = 1 << 18
 """Buffers are gathered up to so many bytes: that is enough for one call, and still near the processor."""
@@ -54,16 +65,38 @@ _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _function(name: str, *argument_types: Any) -> Any:
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+def _function(name: str, *argument_types: Any, result: Any = ctypes.c_int) -> Any:
     """Find a function of the C library; None where it has no such one."""
     function = getattr(_libc, name, None)
     if function is not None:
         function.argtypes = argument_types
-        function.restype = ctypes.c_int
+        function.restype = result
     return function
 
 
+def _find_openat2() -> Any:
+    """Find the system call that refuses links on the way; None where there is none, or it is not let through."""
+    types = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(_OpenHow))
+    call = _function("syscall", *types, ctypes.c_size_t, result=ctypes.c_long)
+    how = ctypes.pointer(_OpenHow(_FOLDER, 0, _RESOLVE_NO_SYMLINKS))
+    descriptor = call(_SYS_OPENAT2, _AT_FDCWD, b"/", how, _OPEN_HOW_BYTES)
+    if descriptor < 0:
+        return None
+    os.close(descriptor)
+    return call
+
+
+_OPEN_HOW_BYTES = ctypes.sizeof(_OpenHow)
 _linux = sys.platform == "linux"
+_openat2: Any = _find_openat2() if _linux else None
 _renameat2 = _function(
     "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
 )
@@ -73,6 +106,8 @@ _sync_file_range: Any = (
     if _linux
     else None
 )
+_PLAIN = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS))
+_BENEATH = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH))
 
 
 def _syncfs_tells_errors() -> bool:
@@ -202,9 +237,8 @@ def read_range(fd: int, start: int, length: int) -> bytes:
     return b"".join(pieces)
 
 
-def read_all(fd: int) -> bytes:
-    """Read a file to its end."""
-    size = os.fstat(fd).st_size
+def read_all(fd: int, size: int) -> bytes:
+    """Read a file of this size to its end."""
     data = read_range(fd, 0, size + 1)
     while len(data) > size:  # it is being written: take what has come
         more = read_range(fd, len(data), _SMALL_READ)
@@ -212,3 +246,213 @@ def read_all(fd: int) -> bytes:
             break
         data += more
     return data
+
+
+def open_beneath(folder: str, path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file that stands below a folder, without being led out of it; give its facts too.
+
+    Nothing is remembered between two calls and no descriptor stays open: a link that is put there later is met by
+    the next call, and no volume is kept from being unmounted. Where the kernel can do it (``openat2``, Linux from
+    5.6) one call opens the file and refuses links in the whole path; only where that call meets one, the folder is
+    opened as it is named, and the file beneath it. Elsewhere the way is walked, folder by folder.
+
+    Parameters
+    ----------
+    folder
+        An absolute path that ends with ``/``. It may be reached through links: somebody named it.
+    path
+        The file's path, which begins with ``folder``, without ``.`` and ``..`` parts.
+
+    Raises
+    ------
+    OSError
+        ``ELOOP`` for a symbolic link below the folder, ``EINVAL`` for what is no regular file.
+    """
+    if _openat2 is None:
+        descriptor = _walk(folder, path)
+    else:
+        descriptor = _ask(_AT_FDCWD, path, _PLAIN)
+        if descriptor == -errno.ELOOP:
+            descriptor = _beneath(folder, path[len(folder) :])
+        if descriptor < 0:
+            raise OSError(-descriptor, os.strerror(-descriptor), path)
+    try:
+        facts = os.fstat(descriptor)
+        _check_regular(facts, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, facts
+
+
+def _check_regular(facts: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def leads_over_link(folder: str, path: str) -> bool:
+    """Whether one of the folders between a folder and a file below it is a symbolic link now."""
+    place = folder.rstrip("/")
+    for part in path[len(folder) :].split("/")[:-1]:
+        place = f"{place}/{part}"
+        if os.path.islink(place):
+            return True
+    return False
+
+
+def _ask(folder: int, path: str, how: Any) -> int:
+    """Open a file with one call: a descriptor, or an error's number below zero."""
+    name = os.fsencode(path)
+    for _ in range(_TRIES):
+        descriptor: int = _openat2(_SYS_OPENAT2, folder, name, how, _OPEN_HOW_BYTES)
+        if descriptor >= 0:
+            return descriptor
+        number = ctypes.get_errno()
+        if number not in _AGAIN:
+            return -number
+    return -number
+
+
+def _beneath(folder: str, rest: str) -> int:
+    """Open a file beneath a folder that is opened as it is named."""
+    above = os.open(folder, _FOLDER)
+    try:
+        return _ask(above, rest.lstrip("/"), _BENEATH)
+    finally:
+        os.close(above)
+
+
+def _walk(folder: str, path: str) -> int:
+    """Open a file folder by folder, where no call does it at once."""
+    *parts, name = filter(None, path[len(folder) :].split("/"))
+    above = os.open(folder, _FOLDER)
+    try:
+        for part in parts:
+            _refuse_link(part, above, path)
+            below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+            os.close(above)
+            above = below
+        _refuse_link(name, above, path)
+        return os.open(name, READ_FLAGS, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def _refuse_link(name: str, above: int, path: str) -> None:
+    """Say that a name is a link; systems differ in what they call it when it is opened."""
+    if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+class Descriptor:
+    """A file descriptor that closes with its last reference."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        if hasattr(self, "fd"):  # an interrupt may come before it is set
+            _close(self.fd)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What one sync makes durable."""
+
+    files: list[Descriptor] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    volumes: set[Descriptor] = field(default_factory=set)
+    whole: bool = False
+    """Whether there are so many files that the volumes are synced instead of them."""
+
+    def save(self) -> None:
+        """Sync whole volumes, or the files and the folders that name them."""
+        if self.whole:
+            for volume in self.volumes:
+                sync_filesystem(volume.fd)
+            return
+        if len(self.files) > 1:
+            for file in self.files:
+                start_writeback(file.fd)
+        for file in self.files:
+            sync_file(file.fd)
+        for folder in sorted(self.folders):
+            sync_folder(folder)
+
+
+class Unsynced:
+    """Files that are written and not yet durable.
+
+    Files stay open until then: write-back errors are told only to who holds a file, and forgotten
+    when the system drops it from memory. Once all is durable nothing is open, so that a volume can
+    be unmounted while somebody still has a repository on it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the fields
+        self._turn = threading.Lock()  # held through a sync: nobody returns before it is done
+        self._waiting = _Batch()
+        self._saving: list[_Batch] = []
+        self._devices: dict[str, int] = {}
+        self._watched: weakref.WeakValueDictionary[int, Descriptor] = weakref.WeakValueDictionary()
+        self._failure: str | None = None
+        renew_in_forks(self)
+
+    def renew_after_fork(self) -> None:
+        """Make the locks anew; what another thread was syncing is not known to be durable here."""
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def watch(self, folder: str) -> Descriptor | None:
+        """Open a folder's volume, to be told of errors: before a write, and held until :meth:`add`."""
+        if not can_sync_filesystem():
+            return None
+        watched = self._watched.get(self._devices.get(folder, -1))
+        if watched is None:
+            watched = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            device = self._devices[folder] = os.fstat(watched.fd).st_dev
+            watched = self._watched.setdefault(device, watched)
+        return watched
+
+    def add(self, file: Descriptor, folder: str, volume: Descriptor | None) -> None:
+        """Take over an open file that was written in a folder, and the volume that was watched."""
+        with self._lock:
+            waiting = self._waiting
+            if volume is not None:
+                waiting.volumes.add(volume)
+            if waiting.whole:
+                return
+            waiting.files.append(file)
+            waiting.folders.add(folder)
+            if len(waiting.files) <= FEW:
+                return
+            if volume is not None:
+                waiting.whole = True
+                waiting.files.clear()
+                return
+        self.sync()
+
+    def sync(self) -> None:
+        """Return when everything added so far is durable.
+
+        After a failure it fails for ever: the system forgets what it could not write, so a second
+        try would succeed without the data being there. After an interrupt the next one begins anew.
+        """
+        with self._turn:
+            if self._failure is not None:
+                raise StorageError(self._failure)
+            with self._lock:
+                self._saving.append(self._waiting)
+                self._waiting = _Batch()
+            try:
+                for batch in self._saving:
+                    batch.save()
+            except OSError as error:
+                self._failure = (
+                    f"what was written could not be made durable ({error.strerror}) and may be "
+                    "lost: open the place anew and write it again"
+                )
+                raise StorageError(self._failure) from error
+            self._saving = []

@@ -11,19 +11,20 @@ import errno
 import os
 import re
 import threading
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import ObjectNotFoundError, SourceChangedError, StorageError
-from icechunk_arrow.storage.beneath import leads_over_link, open_beneath
-from icechunk_arrow.storage.foreign import Part, RedirectedError, difference
-from icechunk_arrow.storage.forks import renew_in_forks
-from icechunk_arrow.storage.open import open_storage
-from icechunk_arrow.storage.secrets import pickled_options
+from icechunk_arrow.storage.answers import MICRO, Part, RedirectedError, bare_etag, local_etag
+from icechunk_arrow.storage.disk import leads_over_link, open_beneath, read_range
+from icechunk_arrow.storage.forked_children import renew_in_forks
+from icechunk_arrow.storage.open import open_address
 
 if TYPE_CHECKING:
-    from icechunk_arrow.storage.settings import StorageSettings
+    from icechunk_arrow.storage.secrets import Address
 
-__all__ = ["ExternalFiles", "RedirectedError"]
+__all__ = ["ExternalFiles", "RedirectedError", "difference"]
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _LARGEST = 2**63 - 1
@@ -35,49 +36,25 @@ class ExternalFiles:
 
     Parameters
     ----------
-    prefix
-        What their URLs begin with, scheme and host in lower case; it ends with ``/``.
-    storage_options
-        What the file system takes.
-    settings
-        Tries and time-outs.
+    address
+        What their URLs begin with, scheme and host in lower case, with a ``/`` at the end; and what it takes to
+        reach them.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        storage_options: dict[str, Any],
-        settings: StorageSettings,
-        *,
-        pickle_secrets: bool = False,
-        left_out: tuple[str, ...] = (),
-    ) -> None:
-        self._prefix = prefix
-        self._options = storage_options
-        self._settings = settings
-        self._pickle_secrets = pickle_secrets
-        self._left_out = left_out
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        prefix = address.url
         self._folder = prefix.removeprefix("file://") if prefix.startswith("file://") else None
         self._lock = threading.Lock()
         self._places: dict[str, Any] = {}
         renew_in_forks(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExternalFiles, (self._address,)
+
     def renew_after_fork(self) -> None:
         """Make the lock anew."""
         self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        options, left_out = pickled_options(self._prefix, self._options, keep=self._pickle_secrets)
-        return {
-            "prefix": self._prefix,
-            "storage_options": options,
-            "settings": self._settings,
-            "pickle_secrets": self._pickle_secrets,
-            "left_out": left_out or self._left_out,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def read(
         self, url: str, start: int, length: int, *, etag: str | None, last_modified: int | None
@@ -129,14 +106,40 @@ class ExternalFiles:
     def _place(self, root: str) -> Any:
         with self._lock:
             if root not in self._places:
-                self._places[root] = open_storage(
-                    root,
-                    self._options,
-                    settings=self._settings,
-                    pickle_secrets=self._pickle_secrets,
-                    left_out=self._left_out,
-                )
+                self._places[root] = open_address(replace(self._address, url=root))
             return self._places[root]
+
+
+def difference(
+    etag: str | None, modified: int | None, recorded_etag: str | None, recorded_time: int | None
+) -> str | None:
+    """Say how a file differs from the recorded one; None where it does not.
+
+    Where the recorded time is one of whole seconds, its part of a second was not known: any time
+    within that second is the same. A place that tells whole seconds needs no rule of its own.
+    """
+    if recorded_etag is not None:
+        if etag is None:
+            return f"no ETag is told, and {recorded_etag} was recorded"
+        if bare_etag(etag) != bare_etag(recorded_etag):
+            return f"its ETag is {bare_etag(etag)}, and {bare_etag(recorded_etag)} was recorded"
+    if recorded_time is not None:
+        if modified is None:
+            return f"no time is told, and {_shown(recorded_time)} was recorded"
+        unit = MICRO if recorded_time % MICRO == 0 else 1
+        if modified // unit > recorded_time // unit:
+            return (
+                f"it was modified at {_shown(modified)}, and {_shown(recorded_time)} was recorded"
+            )
+    return None
+
+
+def _shown(micros: int) -> str:
+    """Write a time for an error."""
+    try:
+        return str(datetime.fromtimestamp(micros // MICRO, UTC).replace(microsecond=micros % MICRO))
+    except (OverflowError, ValueError, OSError):
+        return f"{micros} microseconds after 1970"
 
 
 def _read_local(folder: str, url: str, start: int, length: int, *, facts: bool) -> Part:
@@ -146,15 +149,14 @@ def _read_local(folder: str, url: str, start: int, length: int, *, facts: bool) 
         try:
             # offset and length may be made up: never allocate on their word
             rest = max(0, found.st_size - start)
-            data = os.pread(descriptor, min(length, rest), start) if rest else b""
+            data = read_range(descriptor, start, min(length, rest)) if rest else b""
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _local_error(error, url, folder) from error
     if not facts:
         return Part(data, None, None)
-    etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
-    return Part(data, etag, found.st_mtime_ns // 1000)
+    return Part(data, local_etag(found), found.st_mtime_ns // 1000)
 
 
 def _local_error(error: OSError, url: str, folder: str) -> Exception:

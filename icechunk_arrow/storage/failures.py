@@ -1,7 +1,8 @@
-"""What went wrong in a request to an object store, whatever library says it.
+"""What went wrong in a request, whether another try may help, and what it is called in our words.
 
 Owns the reading of foreign exceptions (botocore's through s3fs, aiohttp's, those of gcsfs and
-adlfs) and the decision what they mean. Imports none of them: it looks at their types and at what
+adlfs), the decision what they mean, the tries and their pauses, and the errors that come of them. Imports
+none of those libraries: it looks at the types of exceptions and at what
 they carry. What a type says counts before any number: aiohttp's errors about an answer that it
 could not read carry a status that no server has sent.
 """
@@ -9,13 +10,27 @@ could not read carry a status that no server has sent.
 from __future__ import annotations
 
 import enum
+import logging
+import random
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from icechunk_arrow.errors import (
+    IcechunkArrowError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["BadAnswerError", "Failure", "Kind", "RefusedAnswerError", "classify"]
+    from icechunk_arrow.storage.secrets import Address
+    from icechunk_arrow.storage.settings import StorageSettings
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
 
 
 class Kind(enum.Enum):
@@ -31,14 +46,6 @@ class Kind(enum.Enum):
     UNSUPPORTED = "the store cannot do it"
     TRANSIENT = "it may go well next time"
     OTHER = "anything else"
-
-
-class BadAnswerError(Exception):
-    """An answer is not what was asked for: it is shorter than announced, or another range."""
-
-
-class RefusedAnswerError(Exception):
-    """An answer cannot be used, and asking again will not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,11 @@ _TRANSIENT_TYPES = frozenset(
     }
 )
 
+# A store says "conflict" while another write of the object is under way, and asks for another try:
+# of a conditional one only that tells who won. A gateway before a file system says it too while
+# somebody else removes the folder that an object was to stand in.
+_WORTH_IT = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
+
 
 def classify(error: BaseException) -> Failure:
     """Read an exception and those that it was raised from."""
@@ -172,3 +184,66 @@ def _kind_of_answer(status: int | None, code: str) -> Kind:
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     return Kind.TRANSIENT if status is not None and status >= 500 else Kind.OTHER
+
+
+class RequestFailedError(Exception):
+    """A request failed for good; places turn it into what it means to them."""
+
+    def __init__(self, failure: Failure, tries: int) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+        self.tries = tries
+
+
+def pause_seconds(failed_tries: int, settings: StorageSettings, chance: float) -> float:
+    """Say how long to wait after so many failed tries; ``chance`` from 0 to 1 shortens it."""
+    longest = settings.retry_backoff_max_seconds
+    doubled = settings.retry_backoff_seconds * 2.0 ** min(failed_tries - 1, 60)
+    return min(longest, doubled) * (1 - chance / 2)
+
+
+def send(
+    request: Callable[[], _T], settings: StorageSettings, shown: Callable[[str], str] = str
+) -> _T:
+    """Send a request until it is answered for good, or the tries are used up.
+
+    What is logged of a failure is what is ``shown`` of its text.
+    """
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return request()
+        except IcechunkArrowError:
+            raise
+        except Exception as error:
+            failure = classify(error)
+            if failure.kind not in _WORTH_IT or tries >= settings.retry_tries:
+                raise RequestFailedError(failure, tries) from error
+            pause = pause_seconds(tries, settings, random.random())  # noqa: S311 - no secret
+            _logger.info("try %d failed (%s), again in %.2f s", tries, shown(failure.text), pause)
+        time.sleep(pause)
+
+
+def error_of(
+    failed: RequestFailedError, action: str, key: str, address: Address
+) -> IcechunkArrowError:
+    """Say what a failed request means to whoever asked a place for the key."""
+    failure, url = failed.failure, address.url
+    facts = {"key": key, "status": failure.status, "code": failure.code}
+    if failure.kind is Kind.MISSING:
+        return ObjectNotFoundError(f"there is no object {key!r} in {url}", key=key)
+    if failure.kind is Kind.NO_BUCKET:
+        return StorageError(f"{url}: there is no such bucket; make it first", **facts)
+    text = f"cannot {action} {key!r} in {url}: {address.hidden(failure.text)}"
+    if failure.kind is Kind.DENIED and address.left_out:
+        text += (
+            f". The pickle that this came from has left out its storage_options "
+            f"{', '.join(address.left_out)}: set the credentials in this process's environment, open the "
+            f"repository here, or open it there with pickle_secrets=True"
+        )
+    if failure.kind in {Kind.DENIED, Kind.UNSUPPORTED} and action not in {"read", "list"}:
+        return ReadOnlyError(text, **facts)
+    if failed.tries > 1:
+        text += f" (tried {failed.tries} times)"
+    return StorageError(text, **facts)

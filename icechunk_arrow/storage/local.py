@@ -1,5 +1,5 @@
 # Strings, not paths: pathlib costs more than some of these system calls.
-# ruff: noqa: PTH100, PTH108, PTH120
+# ruff: noqa: PTH100, PTH102, PTH108, PTH112, PTH120
 """Objects as files on a local disk, or on anything mounted like one.
 
 Owns the order of system calls that makes creation atomic and durable. Knows no file kinds.
@@ -30,7 +30,7 @@ import threading
 import warnings
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from icechunk_arrow.errors import (
     AlreadyExistsError,
@@ -42,41 +42,41 @@ from icechunk_arrow.errors import (
     StorageError,
 )
 from icechunk_arrow.storage import disk
-from icechunk_arrow.storage.folders import Folders
-from icechunk_arrow.storage.forks import renew_in_forks
-from icechunk_arrow.storage.keys import (
+from icechunk_arrow.storage.disk import Descriptor, Unsynced
+from icechunk_arrow.storage.forked_children import renew_in_forks
+from icechunk_arrow.storage.port import (
+    ObjectInfo,
+    Storage,
     check_key,
     check_limit,
     check_prefix,
     check_range,
+    check_size,
+    content_token,
+    flat_pieces,
     is_key,
     listing_order,
 )
-from icechunk_arrow.storage.pieces import content_token, flat_pieces
-from icechunk_arrow.storage.port import ObjectInfo, Storage
-from icechunk_arrow.storage.publish import (
+from icechunk_arrow.storage.scratch import (
     NO_LOCKS,
     SCRATCH,
     ScratchFolder,
     UnsafeStorageWarning,
     Volume,
     Way,
-    publish,
+    give_name,
 )
-from icechunk_arrow.storage.unsynced import Descriptor, Unsynced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from icechunk_arrow.storage.pieces import Flat
-    from icechunk_arrow.storage.port import Capabilities, Token, Writable
+    from icechunk_arrow.storage.port import Capabilities, Flat, Token, Writable
 
-__all__ = ["LocalStorage", "UnsafeStorageWarning"]
-
+_T = TypeVar("_T")
+_Entries = list[tuple[str, bool]]
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_Entries = list[tuple[str, bool]]
 
 
 class LocalStorage(Storage):
@@ -111,7 +111,7 @@ class LocalStorage(Storage):
         self._unsafe = exclusive_create == "unsafe"
         self._volume: Volume | None = None
         self._volume_lock = threading.Lock()
-        self._folders = Folders(self._root, durable=durable)
+        self._folders = _Folders(self._root, durable=durable)
         self._unsynced = Unsynced()
         renew_in_forks(self)
 
@@ -134,7 +134,7 @@ class LocalStorage(Storage):
     def capabilities(self) -> Capabilities:
         """What is known; all is assumed until the first write or :meth:`require_writable`."""
         volume = self._volume or Volume(way=Way.LINK, locks=True)
-        return volume.capabilities(unsafe=self._unsafe)
+        return volume.capabilities(self._base, unsafe=self._unsafe)
 
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`."""
@@ -142,46 +142,37 @@ class LocalStorage(Storage):
             self._explore()
         super().require_writable()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
         """See :meth:`Storage.get`."""
-        try:
-            fd = self._open(key)
-            try:
-                return disk.read_all(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
+
+        def take(fd: int) -> bytes:
+            size = os.fstat(fd).st_size
+            check_size(key, size, limit_bytes)
+            data = disk.read_all(fd, size)
+            check_size(key, len(data), limit_bytes)
+            return data
+
+        return self._read(key, take)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See :meth:`Storage.get_range`."""
         check_range(start, length)
-        try:
-            fd = self._open(key)
-            try:
-                return disk.read_range(fd, start, length)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
+        return self._read(key, lambda fd: disk.read_range(fd, start, length))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`."""
         check_range(0, length)
-        try:
-            fd = self._open(key)
-            try:
-                size = os.fstat(fd).st_size
-                wanted = min(length, size)
-                return disk.read_range(fd, size - wanted, wanted), size
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
 
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+        def take(fd: int) -> tuple[bytes, int]:
+            size = os.fstat(fd).st_size
+            wanted = min(length, size)
+            return disk.read_range(fd, size - wanted, wanted), size
+
+        return self._read(key, take)
+
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
         """See :meth:`Storage.get_versioned`."""
-        data = self.get(key)
+        data = self.get(key, limit_bytes=limit_bytes)
         return data, content_token(data)
 
     def exists(self, key: str) -> bool:
@@ -251,7 +242,7 @@ class LocalStorage(Storage):
             else:
                 self._folders.make(key.rpartition("/")[0])
                 with self._scratch.file(data) as unfinished:
-                    publish(way, unfinished, path)
+                    give_name(way, unfinished, path)
             if self._durable:
                 disk.sync_folder(os.path.dirname(path))
 
@@ -317,10 +308,18 @@ class LocalStorage(Storage):
             raise InvalidInputError(f"{key!r}: unfinished writes of a local place stand there")
         return self._base + key
 
-    def _open(self, key: str) -> int:
+    def _read(self, key: str, take: Callable[[int], _T]) -> _T:
+        """Open a file, take something of it, and say in our words what the system says about that."""
         path = self._path(key)
-        self._folders.check_plain(key)
-        return os.open(path, disk.READ_FLAGS)
+        try:
+            self._folders.check_plain(key)
+            fd = os.open(path, disk.READ_FLAGS)
+            try:
+                return take(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._read_error(error, key) from error
 
     def _write_new(
         self, key: str, path: str, pieces: Iterable[Flat]
@@ -430,6 +429,61 @@ class LocalStorage(Storage):
             "followed; put the file or folder itself there",
             key=key,
         )
+
+
+class _Folders:
+    """What one handle knows of the folders below its root: there, durable, and not symbolic links."""
+
+    def __init__(self, root: str, *, durable: bool) -> None:
+        self._root = root
+        self._durable = durable
+        self._plain: set[str] = set()
+        self._made: set[str] = set()
+
+    def check_plain(self, key: str) -> None:
+        """Refuse a key below a symbolic link; a folder found right is not looked at again."""
+        folder = key.rpartition("/")[0]
+        if not folder or folder in self._plain:
+            return
+        place = self._root
+        for part in folder.split("/"):
+            place = f"{place}/{part}"
+            if stat.S_ISLNK(os.lstat(place).st_mode):
+                raise OSError(errno.ELOOP, "a folder is a symbolic link", place)
+        self._plain.add(folder)
+
+    def make(self, folder: str) -> None:
+        """Make a folder and those above it, and their names durable, unless this was done."""
+        if folder in self._made:
+            return
+        self._make_root(self._root)
+        place = self._root
+        for part in folder.split("/") if folder else ():
+            above, place = place, f"{place}/{part}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place)
+            if self._durable:  # also where it was there: its maker may not have come so far
+                disk.sync_folder(above)
+        self.check_plain(f"{folder}/")
+        self._made.add(folder)
+
+    def forget(self) -> None:
+        """Look again: somebody has removed a folder."""
+        self._made.clear()
+
+    def _make_root(self, root: str) -> None:
+        """Make the root and what is missing above it; where it is there, its maker may not have come so far."""
+        above = os.path.dirname(root)
+        made = not os.path.isdir(root)
+        if made:
+            if above != root:
+                self._make_root(above)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root)
+        if self._durable:
+            # a folder that is somebody else's may be one that cannot be opened, only passed through
+            with contextlib.nullcontext() if made else contextlib.suppress(PermissionError):
+                disk.sync_folder(above)
 
 
 def _refuse_link(path: str) -> None:

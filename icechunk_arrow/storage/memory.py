@@ -23,18 +23,25 @@ from icechunk_arrow.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from icechunk_arrow.storage.foreign import Part, micros_of
-from icechunk_arrow.storage.forks import renew_in_forks, run_in_forks
-from icechunk_arrow.storage.keys import check_key, check_limit, check_prefix, check_range
-from icechunk_arrow.storage.pieces import content_token, joined
-from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
+from icechunk_arrow.storage.answers import Part, micros_of
+from icechunk_arrow.storage.forked_children import renew_in_forks, run_in_forks
+from icechunk_arrow.storage.port import (
+    Capabilities,
+    ObjectInfo,
+    Storage,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_range,
+    check_size,
+    content_token,
+    joined,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Token, Writable
-
-__all__ = ["MemoryStorage"]
 
 _CAPABILITIES = Capabilities(create=True, replace=True, limited_listing=True, fast=True)
 _PROCESS = secrets.token_hex(8)
@@ -188,12 +195,11 @@ class MemoryStorage(Storage):
         """All of them."""
         return _CAPABILITIES
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
         """See :meth:`Storage.get`."""
-        found = self._place.objects.get(check_key(key))
-        if found is None:
-            raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
-        return found.data
+        data = self._find(check_key(key)).data
+        check_size(key, len(data), limit_bytes)
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See :meth:`Storage.get_range`."""
@@ -208,9 +214,7 @@ class MemoryStorage(Storage):
 
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
         """Get a range of an object that is not a repository's, under any name, and facts of it."""
-        found = self._place.objects.get(key)
-        if found is None:
-            raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
+        found = self._find(key)
         data = found.data[start : start + length]
         return Part(data, content_token(found.data), micros_of(found.modified))
 
@@ -230,9 +234,9 @@ class MemoryStorage(Storage):
         """See :meth:`Storage.create`."""
         self._add(key, bytes(data))
 
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
         """See :meth:`Storage.get_versioned`."""
-        data = self.get(key)
+        data = self.get(key, limit_bytes=limit_bytes)
         return data, content_token(data)
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
@@ -282,6 +286,12 @@ class MemoryStorage(Storage):
         with self._place.lock:
             for key in names:
                 self._place.remove(key)
+
+    def _find(self, key: str) -> _Object:
+        found = self._place.objects.get(key)
+        if found is None:
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
+        return found
 
     def _add(self, key: str, data: bytes) -> None:
         check_key(key)

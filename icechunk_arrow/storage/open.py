@@ -5,24 +5,21 @@ Owns which implementation a URL leads to, and what is said about URLs that lead 
 
 from __future__ import annotations
 
-import base64
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from fsspec.registry import get_filesystem_class
 
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.storage.local import LocalStorage
 from icechunk_arrow.storage.memory import MemoryStorage
-from icechunk_arrow.storage.secrets import hidden, without_password
+from icechunk_arrow.storage.secrets import Address, hidden, without_password
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from icechunk_arrow.storage.fsspec import ConnectedStorage
     from icechunk_arrow.storage.port import Storage
-
-__all__ = ["is_absolute", "open_storage"]
 
 _INSTALL = {
     "s3": "icechunk-arrow[s3]",
@@ -49,7 +46,6 @@ def open_storage(
     *,
     settings: StorageSettings | None = None,
     pickle_secrets: bool = False,
-    left_out: tuple[str, ...] = (),
 ) -> Storage:
     """Open a place; nothing is read or written yet.
 
@@ -63,18 +59,20 @@ def open_storage(
         Durability, tries and time-outs.
     pickle_secrets
         Whether pickles of the place hold the secrets among its options.
-    left_out
-        Names of options that the pickle that these are from has left out, for errors.
 
     Returns
     -------
     Storage
         The place.
     """
-    settings = settings or StorageSettings()
-    options = dict(storage_options or {})
-    if not isinstance(url, str):
-        return _open_local(os.fspath(url), options, settings)
+    text, options = os.fspath(url), dict(storage_options or {})
+    address = Address(text, options, settings or StorageSettings(), pickle_secrets)
+    return open_address(address) if isinstance(url, str) else _open_local(text, address)
+
+
+def open_address(address: Address) -> Storage:
+    """Open a place; see :func:`open_storage`."""
+    url = address.url
     if "::" in url and not url.startswith(("/", ".", "~")):
         raise InvalidInputError(
             f"{hidden(url, {})!r} is a chain of file systems, in which commits would not be safe; name the "
@@ -82,35 +80,31 @@ def open_storage(
         )
     protocol, separator, rest = url.partition("://")
     if not separator:
-        return _open_local(url, options, settings)
+        return _open_local(url, address)
     if protocol in {"file", "local"}:
-        return _open_local(rest, options, settings)
+        return _open_local(rest, address)
     if protocol == "memory":
-        _check_options(url, options, frozenset())
+        _check_options(address, frozenset())
         return MemoryStorage(rest.strip("/"))
-    more = {"pickle_secrets": pickle_secrets, "left_out": left_out}
-    return _open_remote(url, protocol, options, settings, more)
+    return _open_remote(protocol, address)
 
 
-def _open_local(path: str, options: dict[str, Any], settings: StorageSettings) -> Storage:
+def _open_local(path: str, address: Address) -> Storage:
     if not path:
         raise InvalidInputError("an empty path names no place; write '.' for the current folder")
     if "\0" in path:
         raise InvalidInputError(f"{path!r} holds a NUL character, which no path can")
-    _check_options(path, options, _LOCAL_OPTIONS)
+    _check_options(address, _LOCAL_OPTIONS)
     if path.startswith("~"):
         path = os.path.expanduser(path)  # noqa: PTH111 - a string, as everywhere here
-    return LocalStorage(path, durable=settings.durable, **options)
+    return LocalStorage(path, durable=address.settings.durable, **address.options)
 
 
-def _open_remote(
-    url: str,
-    protocol: str,
-    options: dict[str, Any],
-    settings: StorageSettings,
-    more: dict[str, Any],
-) -> Storage:
-    url, login = without_password(url)
+def _open_remote(protocol: str, address: Address) -> Storage:
+    """Open a place behind a network: one class for each way there is to reach one."""
+    from fsspec.registry import get_filesystem_class  # noqa: PLC0415 - local places need none
+
+    url, login = without_password(address.url)
     try:
         get_filesystem_class(protocol)
     except ImportError as error:
@@ -125,32 +119,31 @@ def _open_remote(
             "s3://, gs://, az://, https:// or another one of fsspec",
             url=url,
         ) from error
-    # The three are loaded where they are needed: s3fs alone takes a second.
+    way = _way_to(protocol)
+    options = way.with_login(address.options, login)
+    return way(replace(address, url=url, options=options))
+
+
+def _way_to(protocol: str) -> type[ConnectedStorage]:
+    """Choose who reaches places of a protocol; each is loaded where it is needed: s3fs alone takes a second."""
     if protocol in {"s3", "s3a"}:
         from icechunk_arrow.storage.s3 import S3Storage  # noqa: PLC0415
 
-        return S3Storage(url, {**login, **options}, settings=settings, **more)
+        return S3Storage
     if protocol in {"http", "https"}:
         from icechunk_arrow.storage.http import HttpStorage  # noqa: PLC0415
 
-        return HttpStorage(url, _authorized(options, login), settings=settings, **more)
-    from icechunk_arrow.storage.bucket import FsspecStorage  # noqa: PLC0415
+        return HttpStorage
+    from icechunk_arrow.storage.fsspec import FsspecStorage  # noqa: PLC0415
 
-    return FsspecStorage(url, {**login, **options}, settings=settings, **more)
-
-
-def _authorized(options: dict[str, Any], login: Mapping[str, str]) -> dict[str, Any]:
-    """Send a name and a password that stood in a URL as a header, as web clients do."""
-    if not login:
-        return options
-    text = f"{login['username']}:{login['password']}".encode()
-    headers = {"Authorization": f"Basic {base64.b64encode(text).decode()}"}
-    return {**options, "headers": {**headers, **options.get("headers", {})}}
+    return FsspecStorage
 
 
-def _check_options(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
+def _check_options(address: Address, known: frozenset[str]) -> None:
     """Refuse options that would do nothing."""
-    unknown = sorted(set(options) - known)
+    unknown = sorted(set(address.options) - known)
     if unknown:
         takes = ", ".join(sorted(known)) or "none"
-        raise InvalidInputError(f"{url}: unknown storage_options {unknown}; it takes {takes}")
+        raise InvalidInputError(
+            f"{address.url}: unknown storage_options {unknown}; it takes {takes}"
+        )

@@ -1,7 +1,7 @@
 """The storage protocol: everything that the engine asks of a place that holds bytes.
 
-Owns the names of the operations and their promises; knows nothing of what the bytes mean.
-One contract suite (``tests/storage``) runs against every implementation.
+Owns the names of the operations, their promises, and the rules of what may be asked, which hold in every place;
+knows nothing of what the bytes mean. One contract suite (``tests/storage``) runs against every implementation.
 
 Keys are relative, ``/``-separated, without leading slash, empty parts or dots.
 Objects under a key are written once and never altered, except by :meth:`Storage.replace`.
@@ -9,22 +9,30 @@ Objects under a key are written once and never altered, except by :meth:`Storage
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.errors import ReadOnlyError
+from icechunk_arrow.errors import InvalidInputError, OversizedFileError, ReadOnlyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
-__all__ = ["Capabilities", "ObjectInfo", "Storage", "Token", "Writable"]
-
 Writable = bytes | bytearray | memoryview
 """What can be written."""
+Flat = bytes | memoryview
+"""Bytes that lie one after the other; their ``len`` is how many they are."""
 Token = str
 """Names one content of one object: what :meth:`Storage.replace` compares."""
+
+# A part is not "." or "..", and holds no separator of any system, no NUL and no lone surrogate
+# (which has no UTF-8 form, so no object store could take it).
+_PART = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00\ud800-\udfff]+"
+_KEY = re.compile(f"{_PART}(?:/{_PART})*")
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,8 @@ class Capabilities:
     """Calls take microseconds and may run on the caller's thread: memory and local disk."""
     lingering: bool = False
     """A request whose caller was interrupted may still be carried out, later."""
+    folder: str | None = None
+    """Where keys are files on a disk of this machine: the folder below which they are, with a ``/`` behind it."""
     missing: str = ""
     """For what is False above: why, and what the person can do."""
 
@@ -87,8 +97,12 @@ class Storage(ABC):
             )
 
     @abstractmethod
-    def get(self, key: str) -> bytes:
-        """Get the whole object, or ``ObjectNotFoundError``."""
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
+        """Get the whole object, or ``ObjectNotFoundError``.
+
+        One that turns out to have more than ``limit_bytes`` is an ``OversizedFileError``, as soon as that is
+        known: no more than these are taken of it, whatever a file or a server says of itself.
+        """
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -137,8 +151,8 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
-        """Get the whole object and the token of this content."""
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
+        """Get the whole object as :meth:`get` does, and the token of this content."""
 
     @abstractmethod
     def replace(self, key: str, data: bytes, token: Token) -> None:
@@ -184,3 +198,76 @@ class Storage(ABC):
 
         Only for a place that is known to hold what the caller writes: it may be somebody's folder with much else.
         """
+
+
+def is_key(name: str) -> bool:
+    """Whether an object can have this name."""
+    return _KEY.fullmatch(name) is not None
+
+
+def check_key(key: str) -> str:
+    """Return the key, or say that no object can have this name."""
+    if _KEY.fullmatch(key) is None:
+        raise InvalidInputError(
+            f"{key!r} is no name of an object: parts between '/' must not be empty, '.' or '..', "
+            "nor hold a backslash, a NUL or half a surrogate pair"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix, or say that it names no folder."""
+    if prefix and not (prefix.endswith("/") and is_key(prefix[:-1])):
+        raise InvalidInputError(f"{prefix!r} names no folder: it must be empty or end with one '/'")
+    return prefix
+
+
+def check_range(start: int, length: int) -> None:
+    """Refuse ranges that no object has."""
+    if start < 0 or length < 0 or start + length > _LARGEST:
+        raise InvalidInputError(f"there is no range of {length} bytes from {start}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a negative limit."""
+    if limit is not None and limit < 0:
+        raise InvalidInputError(f"a listing cannot be limited to {limit} objects")
+
+
+def listing_order(name: str, is_folder: bool) -> str:
+    """By what the entries of one folder are sorted so that all keys below come out sorted."""
+    return f"{name}/" if is_folder else name
+
+
+def check_size(key: str, size_bytes: int, limit_bytes: int | None) -> None:
+    """Refuse an object that has more bytes than whoever reads it allows."""
+    if limit_bytes is not None and size_bytes > limit_bytes:
+        raise OversizedFileError.of(key, f"has at least {size_bytes} bytes", limit_bytes)
+
+
+def flat_pieces(data: Writable | Iterable[Writable]) -> Iterator[Flat]:
+    """Take the data as flat buffers, none empty, without copying what lies flat already.
+
+    Each is asked for when it is wanted: some are only made then.
+    """
+    pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    # a file may be put together of very many small ones, which are bytes
+    flat = (piece if isinstance(piece, bytes) else _flat(piece) for piece in pieces)
+    return (piece for piece in flat if piece)
+
+
+def _flat(piece: Writable) -> Flat:
+    view = memoryview(piece)
+    return view.cast("B") if view.nbytes and view.c_contiguous else view.tobytes()
+
+
+def joined(data: Writable | Iterable[Writable]) -> bytes:
+    """Join the data; bytes come back as they are."""
+    if isinstance(data, bytes):
+        return data
+    return b"".join(flat_pieces(data))
+
+
+def content_token(data: bytes) -> Token:
+    """Make the token of a content, for places that have none of their own."""
+    return hashlib.sha256(data).hexdigest()

@@ -15,7 +15,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsspec.asyn import sync
 
@@ -27,19 +27,19 @@ from icechunk_arrow.errors import (
     ReadOnlyError,
     StorageError,
 )
-from icechunk_arrow.storage.bucket import FsspecStorage
-from icechunk_arrow.storage.failures import BadAnswerError, Failure, Kind, RefusedAnswerError
-from icechunk_arrow.storage.foreign import Part, check_part, micros_of
-from icechunk_arrow.storage.keys import (
+from icechunk_arrow.storage.answers import Intake, Part, Question, micros_of
+from icechunk_arrow.storage.failures import Failure, Kind, RequestFailedError
+from icechunk_arrow.storage.fsspec import ConnectedStorage
+from icechunk_arrow.storage.port import (
+    Capabilities,
+    ObjectInfo,
     check_key,
     check_limit,
     check_prefix,
     check_range,
     is_key,
+    joined,
 )
-from icechunk_arrow.storage.pieces import joined
-from icechunk_arrow.storage.port import Capabilities, ObjectInfo
-from icechunk_arrow.storage.retry import RequestFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,14 +47,11 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.storage.port import Token, Writable
 
-__all__ = ["S3Storage"]
-
 _MOST_KEYS = 1000
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 * 2**20
 _CONNECT_SECONDS = 10.0
-_MOST_WHOLE = 64 * 2**20
-"""So large an object is taken whole from a server that ignores ranges."""
+_PIECE_BYTES = 2**20
 _CHANGED = frozenset({Kind.PRECONDITION, Kind.CONFLICT, Kind.MISSING})
 _DELETE_AGAIN = frozenset({"InternalError", "SlowDown", "ServiceUnavailable"})
 
@@ -71,18 +68,8 @@ def _date_of(answer: Mapping[str, Any]) -> datetime | None:
 _proven: dict[tuple[str, str], Capabilities] = {}
 
 
-class S3Storage(FsspecStorage):
-    """Objects below ``s3://bucket/prefix``.
-
-    Parameters
-    ----------
-    url
-        The place.
-    storage_options
-        What ``s3fs.S3FileSystem`` takes: ``key``, ``secret``, ``endpoint_url``, ``anon``, …
-    settings
-        Tries, pauses and time-outs.
-    """
+class S3Storage(ConnectedStorage):
+    """Objects below ``s3://bucket/prefix``; options are those of ``s3fs.S3FileSystem``."""
 
     _last_put: datetime | None = None
     """When the server answered the last time that something was put."""
@@ -108,44 +95,31 @@ class S3Storage(FsspecStorage):
                     _proven[server] = self._prove()
         super().require_writable()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
         """See :meth:`Storage.get`."""
-        return self._body(self._request("read", key, "get_object", **self._object(key)))
+        return self._read(Question(key=check_key(key), limit_bytes=limit_bytes)).data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See :meth:`Storage.get_range`."""
         check_range(start, length)
         if not length:
-            self._size(key)
+            self._look_for(key)
             return b""
-        wanted = _range(start, length)
-        answer = self._request("read", key, "get_object", **self._object(key), Range=wanted)
-        return b"" if answer is None else _cut(answer, start, length)
+        return self._read(Question(key=check_key(key), start=start, length=length)).data
 
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
-        """See :meth:`FsspecStorage.get_part`; one request, and any key that S3 knows."""
+        """See :meth:`ConnectedStorage.get_part`; one request, and any key that S3 knows."""
         check_range(start, length)
-        place = {"Bucket": self._bucket, "Key": self._key(key)}
-        answer = self._request("read", key, "get_object", **place, Range=_range(start, length))
-        if answer is None:
-            return Part(b"", None, None)
-        data = _cut(answer, start, length)
-        return Part(data, answer.get("ETag"), micros_of(answer.get("LastModified")))
+        found = self._read(Question(key=key, start=start, length=length))
+        return Part(found.data, found.etag, micros_of(found.modified))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`; one request."""
         check_range(0, length)
         if not length:
-            return b"", self._size(key)
-        answer = self._request(
-            "read", key, "get_object", **self._object(key), Range=f"bytes=-{length}"
-        )
-        if answer is None:  # an empty object has no last bytes
-            return b"", 0
-        body = self._body(answer)
-        if "ContentRange" not in answer:
-            return body[-length:], len(body)
-        return body, int(answer["ContentRange"].rpartition("/")[2])
+            return b"", self._look_for(key)
+        found = self._read(Question(key=check_key(key), start=None, length=length))
+        return found.data, found.size or 0
 
     def put(
         self,
@@ -172,10 +146,12 @@ class S3Storage(FsspecStorage):
         self.require_writable()
         self._create(key, data)
 
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
         """See :meth:`Storage.get_versioned`."""
-        answer = self._request("read", key, "get_object", **self._object(key))
-        return self._body(answer), answer["ETag"]
+        found = self._read(Question(key=check_key(key), limit_bytes=limit_bytes))
+        if found.etag is None:
+            raise StorageError(f"{key!r} in {self._url}: the server tells no ETag of it", key=key)
+        return found.data, found.etag
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         """See :meth:`Storage.replace`."""
@@ -222,7 +198,7 @@ class S3Storage(FsspecStorage):
                     pass
 
     def _options(self) -> dict[str, Any]:
-        given = self._given_options
+        given = self._address.options
         seconds = self._settings.timeout_seconds
         config = {
             "connect_timeout": min(seconds, _CONNECT_SECONDS),
@@ -293,7 +269,8 @@ class S3Storage(FsspecStorage):
         check_key(key)
         return {"Bucket": self._bucket, "Key": self._key(key)}
 
-    def _size(self, key: str) -> int:
+    def _look_for(self, key: str) -> int:
+        """Ask for the size of an object."""
         answer = self._request("read", key, "head_object", **self._object(key))
         return int(answer["ContentLength"])
 
@@ -314,19 +291,20 @@ class S3Storage(FsspecStorage):
                 raise PreconditionFailedError(f"{key!r} in {self._url} {fact}", key=key) from failed
             raise self._error(failed, "replace", key) from failed
 
-    def _request(self, action: str, key: str, method: str, **arguments: Any) -> Any:
-        """Send one of S3's requests; None where the object ends before the range."""
+    def _read(self, question: Question) -> _Found:
+        """Read some of an object, under any name: nothing, where it ends before that."""
+        place = {"Bucket": self._bucket, "Key": self._key(question.key)}
         try:
-            return self._try(lambda fs: _ask(fs, method, arguments))
+            found: _Found = self._try(lambda fs: sync(fs.loop, _fetch, fs, place, question))
         except RequestFailedError as failed:
             if failed.failure.kind is Kind.RANGE:
-                return None
-            raise self._error(failed, action, key) from failed
+                return _Found()
+            raise self._error(failed, "read", question.key) from failed
+        return found
 
-    @staticmethod
-    def _body(answer: Any) -> bytes:
-        body: bytes = answer["Body"]
-        return body
+    def _request(self, action: str, key: str, method: str, **arguments: Any) -> Any:
+        """Send one of S3's other requests."""
+        return self._send(action, key, lambda fs: _ask(fs, method, arguments))
 
     def _pages(self, prefix: str, limit: int | None, **arguments: Any) -> Iterator[dict[str, Any]]:
         """List page by page, in S3's order, which is that of the keys."""
@@ -421,53 +399,35 @@ class S3Storage(FsspecStorage):
                 MultipartUpload={"Parts": parts},
             )
         except ObjectNotFoundError:
-            if self._size(key) != size:
+            if self._look_for(key) != size:
                 raise
 
 
+class _Found(NamedTuple):
+    """What came of an object."""
+
+    data: bytes = b""
+    size: int | None = None
+    etag: str | None = None
+    modified: datetime | None = None
+
+
 def _ask(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
-    """Send one request on the event loop of the file system, and wait for the whole answer."""
-    return sync(fs.loop, _exchange, fs, method, arguments)
+    """Send one request on the event loop of the file system, and wait for the answer."""
+    return sync(fs.loop, fs._call_s3, method, **arguments)  # noqa: SLF001 - what call_s3 calls
 
 
-async def _exchange(fs: Any, method: str, arguments: Mapping[str, Any]) -> Any:
-    answer = await fs._call_s3(method, **arguments)  # noqa: SLF001 - what call_s3 calls
-    body = answer.get("Body") if method == "get_object" else None
-    if body is not None:
-        try:
-            wanted = _announced(answer, arguments.get("Range"))
-            answer["Body"] = await body.read()
-        finally:
-            body.close()
-        if wanted is not None and len(answer["Body"]) != wanted:
-            came = len(answer["Body"])
-            raise BadAnswerError(f"{came} bytes came, where {wanted} were announced")
-    return answer
-
-
-def _announced(answer: Mapping[str, Any], asked: str | None) -> int | None:
-    """Hold the head of an answer against what was asked for; give how many bytes must come."""
-    size: int | None = answer.get("ContentLength")
-    if asked is None:
-        return size
-    first, _, last = asked.removeprefix("bytes=").partition("-")
-    if "ContentRange" in answer:
-        start = int(first) if first else None
-        length = int(last) if start is None else int(last) + 1 - start
-        return check_part(answer["ContentRange"], start, length)[0]
-    if size is None or size > _MOST_WHOLE:
-        raise RefusedAnswerError(
-            f"the server ignores ranges, and would send all {size} bytes; put the file where ranges "
-            f"are served"
-        )
-    return size
-
-
-def _range(start: int, length: int) -> str:
-    return f"bytes={start}-{start + length - 1}"
-
-
-def _cut(answer: Mapping[str, Any], start: int, length: int) -> bytes:
-    """Take a range out of what came: the range itself, or everything."""
-    body: bytes = answer["Body"]
-    return body if "ContentRange" in answer else body[start : start + length]
+async def _fetch(fs: Any, place: Mapping[str, str], question: Question) -> _Found:
+    """Ask for an object, and take of it what was asked for."""
+    wanted = {} if question.range is None else {"Range": question.range}
+    answer = await fs._call_s3("get_object", **place, **wanted)  # noqa: SLF001 - what call_s3 calls
+    body = answer["Body"]
+    try:
+        intake = Intake(question, answer.get("ContentRange"), answer.get("ContentLength"))
+        while piece := await body.read(_PIECE_BYTES):
+            if intake.take(piece):
+                break
+        data, size = intake.end()
+    finally:
+        body.close()
+    return _Found(data, size, answer.get("ETag"), answer.get("LastModified"))

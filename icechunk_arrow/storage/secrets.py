@@ -1,4 +1,4 @@
-"""Which words of ``storage_options`` hold secrets, what a pickle keeps of them, and how texts hide them.
+"""The address of a place, and what of it is secret: what a pickle keeps, and how texts hide it.
 
 A secret is what is not known to be none. A pickle leaves secrets out, unless the person asked for them when
 the place was opened, or hands work to a cluster of Spark by a function of this package, which needs them
@@ -12,15 +12,15 @@ import pickle
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import unquote
 
 from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = ["Entrusted", "hidden", "pickled_options", "secrets_kept", "without_password"]
 
 T = TypeVar("T")
 
@@ -38,97 +38,54 @@ _FOUND_AGAIN = {
 }
 """Secrets that the libraries look for in the environment too."""
 _FAMILIES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http"}
-_PLAIN = frozenset(
-    {
-        # of every file system
-        *(
-            "asynchronous",
-            "skip_instance_cache",
-            "use_listings_cache",
-            "listings_expiry_time",
-            "max_paths",
-        ),
-        *(
-            "block_size",
-            "default_block_size",
-            "default_cache_type",
-            "default_fill_cache",
-            "cache_type",
-        ),
-        *("batch_size", "max_concurrency", "exclusive_create"),
-        # s3fs, and botocore's client and configuration
-        *(
-            "anon",
-            "endpoint_url",
-            "use_ssl",
-            "profile",
-            "requester_pays",
-            "version_aware",
-            "cache_regions",
-        ),
-        *(
-            "fixed_upload_size",
-            "local_expiry_check",
-            "client_kwargs",
-            "config_kwargs",
-            "region_name",
-        ),
-        *(
-            "region",
-            "verify",
-            "api_version",
-            "signature_version",
-            "addressing_style",
-            "payload_signing_enabled",
-        ),
-        *(
-            "s3",
-            "retries",
-            "max_attempts",
-            "total_max_attempts",
-            "mode",
-            "connect_timeout",
-            "read_timeout",
-        ),
-        *(
-            "max_pool_connections",
-            "user_agent",
-            "user_agent_extra",
-            "tcp_keepalive",
-            "parameter_validation",
-        ),
-        *("s3_additional_kwargs", "ServerSideEncryption", "SSEKMSKeyId", "StorageClass", "ACL"),
-        *("use_accelerate_endpoint", "use_dualstack_endpoint", "request_checksum_calculation"),
-        *("response_checksum_validation",),
-        # gcsfs
-        *(
-            "project",
-            "access",
-            "consistency",
-            "cache_timeout",
-            "default_location",
-            "timeout",
-            "location",
-        ),
-        *("endpoint", "default_mode"),
-        # adlfs
-        *(
-            "account_name",
-            "tenant_id",
-            "client_id",
-            "container_name",
-            "account_host",
-            "location_mode",
-        ),
-        # http
-        *("simple_links", "same_scheme", "size_policy", "encoded", "headers", "trust_env", "ssl"),
-    }
-)
+_PLAIN_WORDS = {
+    "every file system": """
+        asynchronous batch_size block_size cache_type default_block_size default_cache_type default_fill_cache
+        exclusive_create listings_expiry_time max_concurrency max_paths skip_instance_cache use_listings_cache
+    """,
+    "s3fs, and botocore's client and configuration": """
+        ACL SSEKMSKeyId ServerSideEncryption StorageClass addressing_style anon api_version cache_regions
+        client_kwargs config_kwargs connect_timeout endpoint_url fixed_upload_size local_expiry_check max_attempts
+        max_pool_connections mode parameter_validation payload_signing_enabled profile read_timeout region
+        region_name request_checksum_calculation requester_pays response_checksum_validation retries s3
+        s3_additional_kwargs signature_version tcp_keepalive total_max_attempts use_accelerate_endpoint
+        use_dualstack_endpoint use_ssl user_agent user_agent_extra verify version_aware
+    """,
+    "gcsfs": """
+        access cache_timeout consistency default_location default_mode endpoint location project timeout
+    """,
+    "adlfs": "account_host account_name client_id container_name location_mode tenant_id",
+    "http": "encoded headers same_scheme simple_links size_policy ssl trust_env",
+}
+_PLAIN = frozenset(word for words in _PLAIN_WORDS.values() for word in words.split())
 _PLAIN_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "range"})
 _PLAIN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"})
 _USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)(?P<user>[^/@\s?#]*:[^/@\s]*)@", re.IGNORECASE)
 _SHORTEST = 4
 """Shorter values are not looked for in texts: they would be found in every word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a place is and what it takes to reach it; its pickle holds no secrets, unless they were asked for."""
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the file system takes."""
+    settings: StorageSettings = field(default_factory=StorageSettings)
+    pickle_secrets: bool = False
+    left_out: tuple[str, ...] = ()
+    """Names of options that the pickle that this comes from has left out, for errors."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options, left_out = pickled_options(self.url, self.options, keep=self.pickle_secrets)
+        left_out = left_out or self.left_out
+        return Address, (self.url, options, self.settings, self.pickle_secrets, left_out)
+
+    def hidden(self, text: str) -> str:
+        """Give a text of a library without secrets."""
+        return hidden(text, self.options)
+
 
 _kept: ContextVar[bool] = ContextVar("secrets kept in pickles", default=False)
 

@@ -24,10 +24,15 @@ from icechunk_arrow.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from icechunk_arrow.storage.connections import leave_connections_to_parents
-from icechunk_arrow.storage.failures import BadAnswerError, Kind
-from icechunk_arrow.storage.foreign import etag_of, micros_of, micros_of_http
-from icechunk_arrow.storage.retry import RequestFailedError, send
+from icechunk_arrow.storage.answers import (
+    etag_of,
+    local_etag,
+    micros_of,
+    micros_of_http,
+    range_from,
+)
+from icechunk_arrow.storage.failures import Kind, RequestFailedError, send
+from icechunk_arrow.storage.forked_children import leave_connections_to_parents
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -216,18 +221,14 @@ class SourceFiles:
         local = local_file(url)
         if local is not None:
             data = self._ask(url, "read", lambda: _local_range(local, offset, length))
-            _check_length(url, data, length)
-            return data
-        fs, path = self._reach(url)
-
-        def ask() -> bytes:
-            data = bytes(fs.cat_file(path, start=offset, end=offset + length))
-            if len(data) < length and offset + len(data) < int(fs.info(path)["size"]):
-                raise BadAnswerError(f"{len(data)} bytes came, where {length} were asked for")
-            return data[:length]
-
-        data = self._ask(url, "read", ask)
-        _check_length(url, data, length)
+        else:
+            fs, path = self._reach(url)
+            data = self._ask(url, "read", lambda: range_from(fs, path, offset, length))
+        if len(data) != length:
+            raise StorageError(
+                f"{url} gave {len(data)} bytes where {length} were asked for: it is shorter than it was said to be",
+                url=url,
+            )
         return data
 
     @contextmanager
@@ -355,13 +356,8 @@ def _local_facts(url: str, found: os.stat_result) -> SourceFile:
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
         raise InvalidInputError(f"{url} is {what}, where a file was expected", url=url)
-    etag = _local_etag(found)
+    etag = local_etag(found)
     return SourceFile(url=url, size_bytes=found.st_size, etag=etag, last_modified=None)
-
-
-def _local_etag(found: os.stat_result) -> str:
-    """Write what a local file has in place of an ETag, as the specification of manifests says."""
-    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def _local_listing(root: str) -> Listing:
@@ -379,7 +375,7 @@ def _local_listing(root: str) -> Listing:
             if stat.S_ISREG(found.st_mode):
                 listing.names.append(path[len(root) :])
                 listing.sizes.append(found.st_size)
-                listing.etags.append(_local_etag(found))
+                listing.etags.append(local_etag(found))
                 listing.times.append(None)
     return listing
 
@@ -389,14 +385,6 @@ def _local_range(path: str, offset: int, length: int) -> bytes:
         file.seek(offset)
         data: bytes = file.read(length)
         return data
-
-
-def _check_length(url: str, data: bytes, length: int) -> None:
-    if len(data) != length:
-        raise StorageError(
-            f"{url} gave {len(data)} bytes where {length} were asked for: it is shorter than it was said to be",
-            url=url,
-        )
 
 
 def _micros(found: Mapping[str, Any]) -> int | None:

@@ -23,25 +23,17 @@ from typing import TYPE_CHECKING, Any
 from fsspec.spec import AbstractFileSystem
 
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError
-from icechunk_arrow.storage.forks import renew_in_forks
-from icechunk_arrow.storage.local import LocalStorage
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["FileGroup", "TableFiles", "local_path"]
-
 _GENERATIONS = 4
 """So many states of what is read are remembered, for queries that began before a refresh."""
 _MADE_AT = datetime(2000, 1, 1, tzinfo=UTC)
 _DESCRIBED_AT = datetime(1999, 1, 1, tzinfo=UTC)
-
-
-def local_path(storage: Storage, key: str) -> str | None:
-    """Give the path of an object on a local disk; None where it is elsewhere."""
-    return f"{storage.url.rstrip('/')}/{key}" if isinstance(storage, LocalStorage) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +132,9 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
 
         Elsewhere nothing is asked: it would take a request for each, and reading them will tell.
         """
-        local = local_path(self.storage, "")
-        if local is not None:
-            _check_local(local, self._groups[self._parsed(start)[0]].values())
+        folder = self.storage.capabilities.folder
+        if folder is not None:
+            _check_local(folder, self._groups[self._parsed(start)[0]].values())
 
     # -- what an engine asks
 
@@ -161,9 +153,9 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
             group = self._groups[number].get(rest)
             if group is None or self._is_describing():
                 return [path]
-            local = local_path(self.storage, "")
-            if local is not None:
-                _check_local(local, [group])
+            folder = self.storage.capabilities.folder
+            if folder is not None:
+                _check_local(folder, [group])
             return [self._name(number, key) for key in group.sizes]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def operation_table(context: Context, snapshot_id: str) -> pa.Table:
 def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
     key = key_of(FileKind.TRANSACTION, snapshot_id)
     try:
-        data = files.storage.get(key)
+        data = files.storage.get(key, limit_bytes=files.decode_limit_bytes)
     except ObjectNotFoundError as error:
         raise CorruptFileError(
             f"the transaction log {key} of the snapshot {snapshot_id} is missing. Restore it from a "

@@ -19,7 +19,7 @@ import pytest
 from icechunk_arrow import Repository
 from icechunk_arrow.cli.output import plain
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage.scratch import SCRATCH
 from tests.cli.conftest import STRANGE
 
 if TYPE_CHECKING:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import cpu
@@ -18,33 +14,11 @@ from icechunk_arrow.engine.config import RepositoryConfig
 from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from zarr.abc.store import Store
 
     from icechunk_arrow import Session
 
-__all__ = ["Place", "document_of", "keys_of", "served", "settled"]
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A folder on a static host, as Python has one: read-only, and nothing to list."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+__all__ = ["Place", "document_of", "keys_of", "settled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

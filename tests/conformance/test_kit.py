@@ -33,7 +33,7 @@ from tests.conformance.kit.writing import (
     text_of,
     write_kit,
 )
-from tests.conformance.places import served
+from tests.servers import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

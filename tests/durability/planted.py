@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from icechunk_arrow import Repository, StorageSettings
 from icechunk_arrow.storage import disk
-from icechunk_arrow.storage.unsynced import Unsynced
+from icechunk_arrow.storage.disk import Unsynced
 from tests.durability.ways import commit, make
 
 if TYPE_CHECKING:

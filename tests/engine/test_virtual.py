@@ -32,8 +32,9 @@ from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.locations import fault_of_location, normal_location, suspects
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.engine.virtual import VirtualAccess, check_reference, lies_within
-from icechunk_arrow.storage import beneath
-from icechunk_arrow.storage.foreign import bare_etag, difference, micros_of
+from icechunk_arrow.storage import disk
+from icechunk_arrow.storage.answers import bare_etag, micros_of
+from icechunk_arrow.storage.external import difference
 from icechunk_arrow.storage.settings import StorageSettings
 from icechunk_arrow.zarr import VirtualChunkSpec
 from tests.places import make_array
@@ -61,8 +62,8 @@ def read(allowed: Any, location: str, start: int = 10, length: int = 20, **facts
 def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file in a folder, beside a secret; opened in both ways."""
     if request.param == "walked":
-        monkeypatch.setattr(beneath, "_openat2", None)
-    elif beneath._openat2 is None:
+        monkeypatch.setattr(disk, "_openat2", None)
+    elif disk._openat2 is None:
         pytest.skip("this system has no openat2")
     folder = tmp_path / "allowed"
     (folder / "in").mkdir(parents=True)

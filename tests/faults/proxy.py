@@ -15,9 +15,10 @@ import struct
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from tests.servers import Handler, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -75,33 +76,15 @@ class FaultProxy:
 def fault_proxy(upstream: str, plan: Callable[[str, str], Spoil | None]) -> Iterator[FaultProxy]:
     """Run a proxy on a free port of this machine."""
     state = FaultProxy(upstream, plan)
-
-    class Handler(_Handler):
-        pass
-
-    Handler.state = state
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with listening(_Spoiling, state) as state.endpoint:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Spoiling(Handler):
     state: FaultProxy
 
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
-
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.received()
         spoil = self.state.plan(self.command, self.path)
         self.state.passed.append(f"{self.command} {self.path}")
         if spoil is not None:
@@ -110,20 +93,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
             return
         if spoil in _BEFORE:
-            self._answer(_BEFORE[spoil], {}, b"")
+            self.answer(_BEFORE[spoil], {})
             return
         status, headers, answer = self._forward(body)
         if spoil is Spoil.LOST:
             self._reset()
         elif spoil is Spoil.FAILED:
-            self._answer(500, {}, b"")
+            self.answer(500, {})
         elif spoil is Spoil.CUT:
             self._cut(status, headers, answer)
         else:
             if spoil is Spoil.SHORT and answer:
                 answer = answer[: len(answer) // 2]
                 headers = {**headers, "Content-Length": str(len(answer))}
-            self._answer(status, headers, answer)
+            self.answer(status, headers, answer)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
 
@@ -146,23 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if not any(name.lower() == "content-length" for name in headers):
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(body)
-
     def _cut(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send half of the body, or half of the headers where there is no body."""
         head = [f"HTTP/1.1 {status} cut"] + [f"{name}: {value}" for name, value in headers.items()]
         text = ("\r\n".join(head) + "\r\n\r\n").encode("latin-1")
         sent = text + body[: len(body) // 2] if body else text[: len(text) // 2]
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(sent)
+        self.send(sent)
         self.close_connection = True
 
     def _reset(self) -> None:

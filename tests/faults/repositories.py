@@ -16,7 +16,7 @@ from icechunk_arrow.core.ids import sequence_name
 from icechunk_arrow.engine import opening
 from icechunk_arrow.engine.state_catalog import StateCatalog
 from icechunk_arrow.formats.layout import FileKind, chunk_key, key_of, parse_key
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage.scratch import SCRATCH
 from tests.bystanders import is_bystander
 from tests.places import UNSYNCED
 

@@ -59,8 +59,8 @@ class WrappedStorage(Storage):
     def require_writable(self) -> None:
         self.inner.require_writable()
 
-    def get(self, key: str) -> bytes:
-        return self._run("get", key, lambda: self.inner.get(key))
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
+        return self._run("get", key, lambda: self.inner.get(key, limit_bytes=limit_bytes))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._run("get_range", key, lambda: self.inner.get_range(key, start, length))
@@ -89,8 +89,10 @@ class WrappedStorage(Storage):
     def create(self, key: str, data: bytes) -> None:
         self._run("create", key, lambda: self.inner.create(key, data))
 
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
-        return self._run("get_versioned", key, lambda: self.inner.get_versioned(key))
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
+        return self._run(
+            "get_versioned", key, lambda: self.inner.get_versioned(key, limit_bytes=limit_bytes)
+        )
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         self._run("replace", key, lambda: self.inner.replace(key, data, token))

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
-from multiprocessing import get_context
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_arrow import CorruptFileError, IcechunkArrowError, OversizedFileError, Repository
+from icechunk_arrow import CorruptFileError, OversizedFileError, Repository
 from tests.faults.bombs import BOMBS
 from tests.faults.hostile import Victim
+from tests.faults.measured import MeasuredReader, reading_process
 from tests.faults.repositories import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
+    from pathlib import Path
 
 LIMIT = 64 << 20
 MOST_SECONDS = 2.0
 """As for all that is hostile; of work, since other processes may have the processor meanwhile."""
-
-
-def _peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("no VmHWM")
 
 
 def read_everything(root: str, limit_bytes: int | None) -> None:
@@ -45,37 +35,13 @@ def read_everything(root: str, limit_bytes: int | None) -> None:
     files.read_log(snapshot.id)
 
 
-def worker(connection: Connection) -> None:
-    """Read one repository after the other; say what came of it, how long it took, and how much memory."""
-    while True:
-        root, limit_bytes = connection.recv()
-        Path("/proc/self/clear_refs").write_text("5")
-        before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        begun = time.process_time()
-        error: BaseException | None = None
-        try:
-            read_everything(root, limit_bytes)
-        except BaseException as found:
-            error = found if isinstance(found, IcechunkArrowError) else RuntimeError(repr(found))
-        connection.send((error, time.process_time() - begun, _peak_bytes() - before))
-
-
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredReader]:
     """A process that reads repositories, warm from a sound one."""
-    context = get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=worker, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    sound = Victim(tmp_path_factory.mktemp("sound"))
-    ours.send((str(sound.root), None))
-    error, _, _ = ours.recv()
-    assert error is None
-    yield ours
-    process.kill()
-    process.join()
-    process.close()
+    with reading_process() as found:
+        sound = Victim(tmp_path_factory.mktemp("sound"))
+        assert found.call(read_everything, str(sound.root), None).error is None
+        yield found
 
 
 @pytest.fixture
@@ -84,28 +50,17 @@ def victim(tmp_path: Path) -> Victim:
     return Victim(tmp_path)
 
 
-def ask(reader: Connection, victim: Victim, limit_bytes: int | None) -> tuple[Any, float, int]:
-    reader.send((str(victim.root), limit_bytes))
-    assert reader.poll(60), "it takes for ever"
-    found: tuple[Any, float, int] = reader.recv()
-    return found
-
-
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs(reader: Connection, victim: Victim, name: str) -> None:
+def test_bombs(reader: MeasuredReader, victim: Victim, name: str) -> None:
     """Each is refused by name, in time, and takes little more than the limit that the reader chose."""
     key = BOMBS[name](victim)
-    error, seconds, peak = ask(reader, victim, LIMIT)
+    for limit_bytes, most_bytes in ((LIMIT, 2 * LIMIT + (64 << 20)), (None, 512 << 20)):
+        found = reader.call(read_everything, str(victim.root), limit_bytes)
 
-    assert isinstance(error, CorruptFileError), error
-    assert key in str(error)
-    assert seconds < MOST_SECONDS
-    assert peak < 2 * LIMIT + (64 << 20), f"{peak >> 20} MiB"
-    error, seconds, peak = ask(reader, victim, None)
-
-    assert isinstance(error, CorruptFileError), error
-    assert seconds < MOST_SECONDS
-    assert peak < 512 << 20, f"{peak >> 20} MiB"
+        assert isinstance(found.error, CorruptFileError), found.error
+        assert key in str(found.error)
+        assert found.seconds < MOST_SECONDS
+        assert found.peak_bytes < most_bytes, f"{found.peak_bytes >> 20} MiB"
 
 
 def test_the_limit_is_the_readers(tmp_path: Path) -> None:
@@ -119,4 +74,4 @@ def test_the_limit_is_the_readers(tmp_path: Path) -> None:
     assert Repository.open(tmp_path / "r").tables("nodes").num_rows == 3000
     with pytest.raises(OversizedFileError, match=f"s/{snapshot}.*decode_limit_bytes") as caught:
         Repository.open(tmp_path / "r", decode_limit_bytes=1 << 20).readonly_session("main")
-    assert caught.value.limit_bytes == 1 << 20  # type: ignore[attr-defined]
+    assert caught.value.limit_bytes == 1 << 20

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from icechunk_arrow import ConflictDetector, Repository, RepositoryConfig
 from icechunk_arrow.cli.app import app
 from icechunk_arrow.errors import AlreadyExistsError, ConflictError, IcechunkArrowError
-from icechunk_arrow.storage import disk, publish
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage import disk, scratch
+from icechunk_arrow.storage.scratch import SCRATCH
 from tests.bystanders import AMONG, HEX, SEEN, UNSEEN, Bystanders
 from tests.places import make_array, read_array, written
 
@@ -163,7 +163,7 @@ def test_a_writer_that_is_killed_leaves_what_the_next_one_takes_away(tmp_path: P
         "from icechunk_arrow import Repository\n"
         "from icechunk_arrow.storage import local\n"
         "session = Repository.open(sys.argv[1]).writable_session('main')\n"
-        "local.publish = lambda *_: os._exit(9)\n"
+        "local.give_name = lambda *_: os._exit(9)\n"
         "session.commit('never', allow_empty=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -172,7 +172,7 @@ def test_a_writer_that_is_killed_leaves_what_the_next_one_takes_away(tmp_path: P
     unfinished = [
         path
         for path in (tmp_path / "r" / SCRATCH).iterdir()
-        if publish._UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+        if scratch._UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink()
     ]
     assert len(unfinished) == 1
     written(Repository.open(tmp_path / "r"), name="young")

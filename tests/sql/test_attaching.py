@@ -207,9 +207,11 @@ def test_attaching_reads_no_history(
     for name in ("get", "get_range", "get_tail"):
         original = getattr(LocalStorage, name)
 
-        def recorded(self: Any, key: str, *more: Any, original: Any = original) -> Any:
+        def recorded(
+            self: Any, key: str, *more: Any, original: Any = original, **words: Any
+        ) -> Any:
             read.add(key)
-            return original(self, key, *more)
+            return original(self, key, *more, **words)
 
         monkeypatch.setattr(LocalStorage, name, recorded)
     attach(con, opened, "w")

@@ -12,9 +12,10 @@ import re
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.servers import Handler, listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,10 @@ class FakeS3:
     heeds: frozenset[str] = frozenset({"If-None-Match", "If-Match"})
     ranges: bool = True
     undeletable: dict[str, str] = field(default_factory=dict)
+    endless: str = ""
+    """The key of an object that never ends."""
+    announced: int | None = None
+    """How long it says that it is."""
     endpoint: str = ""
 
     @property
@@ -64,34 +69,16 @@ class FakeS3:
 def fake_s3() -> Iterator[FakeS3]:
     """Run a server on this machine."""
     state = FakeS3()
-
-    class Handler(_Handler):
-        pass
-
-    Handler.state = state
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with listening(_Bucket, state) as state.endpoint:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _etag(data: bytes) -> str:
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Bucket(Handler):
     state: FakeS3
-
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
@@ -109,17 +96,21 @@ class _Handler(BaseHTTPRequestHandler):
                 if fault.cut:
                     self.close_connection = True
                     return
-                self._answer(fault.status, _error(fault.code) if fault.code else b"")
+                self.answer(fault.status, {}, _error(fault.code) if fault.code else b"")
                 return
         else:
             self.state.probes += 1
-        self._answer(*self._obey(key, parts.query, body))
+        if self.command == "GET" and key and key == self.state.endless:
+            self.send_without_end(self.state.announced)
+            return
+        status, found, headers = self._obey(key, parts.query, body)
+        self.answer(status, {"Date": self.date_time_string(), **headers}, found)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
 
     def _body(self) -> bytes:
         """Read what was sent, also in the signed chunks that newer clients make of it."""
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        raw = self.received()
         if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
             return raw
         out = b""
@@ -194,16 +185,6 @@ class _Handler(BaseHTTPRequestHandler):
             f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{found}{more}"
             "</ListBucketResult>"
         ).encode()
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
 
 
 def _error(code: str) -> bytes:

@@ -22,10 +22,11 @@ from icechunk_arrow.errors import (
     StorageError,
 )
 from icechunk_arrow.storage import s3 as s3_module
-from icechunk_arrow.storage.bucket import FsspecStorage
+from icechunk_arrow.storage.failures import pause_seconds
+from icechunk_arrow.storage.fsspec import FsspecStorage
 from icechunk_arrow.storage.open import open_storage
-from icechunk_arrow.storage.retry import pause_seconds
 from icechunk_arrow.storage.s3 import S3Storage
+from icechunk_arrow.storage.secrets import Address
 from icechunk_arrow.storage.settings import StorageSettings
 from tests.storage.fake_s3 import Fault, fake_s3
 
@@ -427,9 +428,8 @@ def test_a_forked_child_connects_anew(s3: S3Server, s3_url: str) -> None:
 def test_the_persons_own_settings_stay(server: FakeS3) -> None:
     """What stands in storage_options is not overridden by ours."""
     config = {"read_timeout": 1.5, "max_pool_connections": 3, "retries": {"max_attempts": 2}}
-    storage = S3Storage(
-        "s3://bucket/p", {**server.storage_options, "config_kwargs": config}, settings=QUICK
-    )
+    options = {**server.storage_options, "config_kwargs": config}
+    storage = S3Storage(Address("s3://bucket/p", options, QUICK))
 
     found = storage._fs.config_kwargs
     assert config == {name: found[name] for name in config}
@@ -440,7 +440,7 @@ def test_the_persons_own_settings_stay(server: FakeS3) -> None:
 def plain() -> Iterator[FsspecStorage]:
     """Any file system that promises nothing: fsspec's own in memory."""
     fs = fsspec.filesystem("memory")
-    yield FsspecStorage("memory://plain/place", settings=QUICK)
+    yield FsspecStorage(Address("memory://plain/place", {}, QUICK))
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
 

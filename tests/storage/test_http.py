@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +9,7 @@ import pytest
 from icechunk_arrow.errors import ObjectNotFoundError, ReadOnlyError, StorageError
 from icechunk_arrow.storage.open import open_storage
 from icechunk_arrow.storage.settings import StorageSettings
+from tests.servers import served
 from tests.storage.fake_s3 import fake_s3
 
 if TYPE_CHECKING:
@@ -25,28 +22,6 @@ CONTENT = {"digits": b"0123456789", "empty": b"", "a b/[1] 100%/ü?#": b"odd nam
 QUICK = StorageSettings(retry_tries=2, retry_backoff_seconds=0.01, timeout_seconds=5)
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
-
-
-@contextmanager
-def without_ranges(folder: Path) -> Iterator[str]:
-    """Python's own server, which ignores ranges."""
-    for name, data in CONTENT.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture(params=["with ranges", "without ranges"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     if request.param == "with ranges":
@@ -54,7 +29,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
             state.objects.update({f"p/{name}": data for name, data in CONTENT.items()})
             yield open_storage(f"{state.endpoint}/bucket/p", settings=QUICK)
     else:
-        with without_ranges(tmp_path) as url:
+        for name, data in CONTENT.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+        with served(tmp_path) as url:
             yield open_storage(url, settings=QUICK)
 
 

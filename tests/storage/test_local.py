@@ -23,9 +23,9 @@ from icechunk_arrow.errors import (
     ReadOnlyError,
     StorageError,
 )
-from icechunk_arrow.storage import disk, unsynced
-from icechunk_arrow.storage.local import LocalStorage, UnsafeStorageWarning
-from icechunk_arrow.storage.publish import SCRATCH
+from icechunk_arrow.storage import disk
+from icechunk_arrow.storage.local import LocalStorage
+from icechunk_arrow.storage.scratch import SCRATCH, UnsafeStorageWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,7 +152,7 @@ def test_many_puts_are_synced_with_few_open_files(
         most = max(most, open_files())
     storage.sync()
 
-    assert most <= before + unsynced.FEW + 5
+    assert most <= before + disk.FEW + 5
     synced = {path for path in diary.of("fsync") if path.startswith(f"{root}/c/")}
     if whole:
         assert len(diary.of("syncfs")) == 1
@@ -648,7 +648,7 @@ def test_a_name_that_is_too_long_is_an_input_error(root: Path) -> None:
         storage.get("c/" + "x" * 300)
 
 
-@pytest.mark.parametrize("count", [1, 3 * unsynced.FEW])
+@pytest.mark.parametrize("count", [1, 3 * disk.FEW])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_handle_holds_files_open_only_while_something_is_unsynced(
     root: Path, monkeypatch: Patch, whole: bool, count: int
@@ -685,7 +685,7 @@ def test_a_volume_is_watched_from_before_a_write_until_it_is_synced(
     watched = storage._unsynced.watch(f"{root}/c")
     assert watched is not None
     storage.sync()
-    for number in range(2 * unsynced.FEW):
+    for number in range(2 * disk.FEW):
         storage.put(f"c/later-{number}", b"x")
     storage.sync()
 

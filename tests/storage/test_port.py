@@ -20,8 +20,8 @@ from icechunk_arrow.errors import (
     PreconditionFailedError,
 )
 from icechunk_arrow.storage import disk
-from icechunk_arrow.storage.local import UnsafeStorageWarning
 from icechunk_arrow.storage.open import open_storage
+from icechunk_arrow.storage.scratch import UnsafeStorageWarning
 from icechunk_arrow.storage.secrets import secrets_kept
 from icechunk_arrow.storage.settings import StorageSettings
 

@@ -11,7 +11,7 @@ from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.engine.virtual import VirtualAccess
 from icechunk_arrow.errors import ObjectNotFoundError, StorageError
 from icechunk_arrow.storage import source_files
-from icechunk_arrow.storage.foreign import micros_of
+from icechunk_arrow.storage.answers import micros_of
 from icechunk_arrow.storage.settings import StorageSettings
 from icechunk_arrow.storage.source_files import SourceFiles
 from tests.storage.web import Manner, Page, Web, web

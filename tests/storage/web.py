@@ -10,10 +10,10 @@ import contextlib
 import enum
 import gzip
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+
+from tests.servers import Handler, listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,6 +46,10 @@ class Page:
     manner: Manner | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     status: int = 0
+    endless: bool = False
+    """Whether zeros are sent, without end."""
+    announced: int | None = None
+    """How long such a file is said to be."""
     times: int = 1 << 30
     """So often the manner and the status hold; then the page is served as it should be."""
 
@@ -73,53 +77,32 @@ class Web:
 def web() -> Iterator[Web]:
     """Run a server on a free port of this machine."""
     state = Web()
-
-    class Handler(_Handler):
-        pass
-
-    Handler.state = state
-    server = _Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with listening(_Pages, state) as state.endpoint:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """Be quiet where a client leaves early."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Pages(Handler):
     state: Web
 
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
-
-    def do_GET(self) -> None:
+    def _get(self) -> None:
         path = self.requestline.split()[1]  # http.server alters self.path
         self.state.asked.append((path, dict(self.headers)))
         page = self.state.pages.get(path)
         if page is None:
-            self._answer(404, b"no such page", {})
+            self.answer(404, {}, b"no such page")
             return
         if self.command == "GET":
             page.times -= 1
         if page.status and page.times >= 0:
-            self._answer(page.status, b"a page that says what is the matter", page.headers)
+            self.answer(page.status, page.headers, b"a page that says what is the matter")
+            return
+        if page.endless:
+            self.send_without_end(page.announced)
             return
         manner = page.manner if page.times >= 0 and self.command == "GET" else None
         self._serve(page, manner)
 
-    do_HEAD = do_GET  # noqa: N815
+    do_GET = do_HEAD = _get  # noqa: N815
 
     def _serve(self, page: Page, manner: Manner | None) -> None:
         data, headers = page.data, {"Accept-Ranges": "bytes", **page.headers}
@@ -136,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
         stop = min(size, int(wanted[2]) + 1) if wanted[1] else size
         if first >= size:
-            self._answer(416, b"", {**headers, "Content-Range": f"bytes */{size}"})
+            self.answer(416, {**headers, "Content-Range": f"bytes */{size}"})
             return
         if manner is Manner.BEGINS_ELSEWHERE:
             first, stop = first + 1, stop + 1
@@ -155,13 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif manner is not Manner.NO_PLACE:
             headers["Content-Range"] = place
         if manner is Manner.CUT:
-            self._answer(206, part, headers, sent=len(part) // 2)
+            self.answer(206, headers, part, sent=len(part) // 2)
         else:
-            self._answer(206, part[: len(part) // 2] if manner is Manner.SHORT else part, headers)
+            self.answer(206, headers, part[: len(part) // 2] if manner is Manner.SHORT else part)
 
     def _whole(self, data: bytes, headers: dict[str, str], manner: Manner | None) -> None:
         if manner is Manner.NO_RANGES_CHUNKED:
-            self._begin(200, {**headers, "Transfer-Encoding": "chunked"})
+            self.begin(200, {**headers, "Transfer-Encoding": "chunked"})
             with contextlib.suppress(ConnectionError):
                 for at in range(0, len(data), 1 << 16):
                     piece = data[at : at + (1 << 16)]
@@ -169,27 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"0\r\n\r\n")
         elif manner is Manner.NO_LENGTH:
             self.close_connection = True
-            self._begin(200, {**headers, "Connection": "close"})
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(data)
+            self.begin(200, {**headers, "Connection": "close"})
+            self.send(data)
         elif manner in {Manner.CUT, Manner.SHORT}:
-            self._answer(200, data, headers, sent=len(data) // 2)
+            self.answer(200, headers, data, sent=len(data) // 2)
         else:
-            self._answer(200, data, headers)
-
-    def _answer(
-        self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None
-    ) -> None:
-        self._begin(status, {**headers, "Content-Length": str(len(body))})
-        if self.command == "HEAD":
-            return
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(body[:sent])
-        if sent is not None:
-            self.close_connection = True
-
-    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
+            self.answer(200, headers, data)

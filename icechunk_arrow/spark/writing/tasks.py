@@ -23,7 +23,7 @@ import pyarrow as pa
 from icechunk_arrow import errors
 from icechunk_arrow.core.columns import from_values, indices
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
-from icechunk_arrow.storage.forks import run_in_forks
+from icechunk_arrow.storage.forked_children import run_in_forks
 from icechunk_arrow.storage.secrets import Entrusted
 
 if TYPE_CHECKING:

@@ -1,16 +1,18 @@
 """Objects in any file system that fsspec knows.
 
-Owns the connection, the translation of failures, and what can be said of file systems in general:
-they read, list folder by folder, write and delete. Committing needs exclusive creation, and only
-those whose creation is known to be one conditional request may do it; all others open for reading.
-What S3 and plain HTTP can do beyond that stands in modules of their own.
+Owns what all places share that are reached over one: the connection, tries, words for failures. And
+what can be said of file systems in general: they read, list folder by folder, write and delete. Committing needs
+exclusive creation, and only those whose creation is known to be one conditional request may do it; all others open
+for reading. What S3 and plain HTTP can do beyond that stands in modules of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,32 +25,30 @@ from icechunk_arrow.errors import (
     InvalidInputError,
     ObjectNotFoundError,
     ReadOnlyError,
-    StorageError,
 )
-from icechunk_arrow.storage.connections import leave_connections_to_parents
-from icechunk_arrow.storage.failures import BadAnswerError, Kind
-from icechunk_arrow.storage.foreign import Part, etag_of, micros_of
-from icechunk_arrow.storage.forks import renew_in_forks
-from icechunk_arrow.storage.keys import (
+from icechunk_arrow.storage.answers import Part, etag_of, micros_of, range_from
+from icechunk_arrow.storage.failures import Kind, RequestFailedError, error_of, send
+from icechunk_arrow.storage.forked_children import leave_connections_to_parents, renew_in_forks
+from icechunk_arrow.storage.port import (
+    Capabilities,
+    ObjectInfo,
+    Storage,
     check_key,
     check_limit,
     check_prefix,
     check_range,
+    check_size,
+    content_token,
     is_key,
+    joined,
     listing_order,
 )
-from icechunk_arrow.storage.pieces import content_token, joined
-from icechunk_arrow.storage.port import Capabilities, ObjectInfo, Storage
-from icechunk_arrow.storage.retry import RequestFailedError, send
-from icechunk_arrow.storage.secrets import hidden, pickled_options
-from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from icechunk_arrow.storage.port import Token, Writable
-
-__all__ = ["FsspecStorage"]
+    from icechunk_arrow.storage.secrets import Address
 
 _T = TypeVar("_T")
 _TAKEN = frozenset({Kind.EXISTS, Kind.PRECONDITION, Kind.CONFLICT})
@@ -64,38 +64,20 @@ _EXCLUSIVE: dict[str, dict[str, Any]] = {
 _MODIFIED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
-class FsspecStorage(Storage):
-    """Objects below a URL that fsspec knows.
+class ConnectedStorage(Storage):
+    """A place that is reached over a file system of fsspec.
 
     Parameters
     ----------
-    url
-        The place.
-    storage_options
-        What its file system takes.
-    settings
-        Tries and pauses.
-    pickle_secrets
-        Whether pickles hold the secrets among the options.
-    left_out
-        Names of options that the pickle that this place comes from left out.
+    address
+        Its URL, what the file system takes, tries and pauses.
     """
 
-    def __init__(
-        self,
-        url: str,
-        storage_options: Mapping[str, Any] | None = None,
-        *,
-        settings: StorageSettings | None = None,
-        pickle_secrets: bool = False,
-        left_out: tuple[str, ...] = (),
-    ) -> None:
-        protocol, _, rest = url.partition("://")
-        self._url = f"{protocol}://{rest.rstrip('/')}"
-        self._given_options = dict(storage_options or {})
-        self._settings = settings or StorageSettings()
-        self._pickle_secrets = pickle_secrets
-        self._left_out = left_out
+    def __init__(self, address: Address) -> None:
+        protocol, _, rest = address.url.partition("://")
+        self._address = replace(address, url=f"{protocol}://{rest.rstrip('/')}")
+        self._url = self._address.url
+        self._settings = address.settings
         self._connecting = threading.RLock()
         self._one_at_a_time = threading.RLock()
         self._connection: Any = None
@@ -104,15 +86,16 @@ class FsspecStorage(Storage):
         renew_in_forks(self)
         leave_connections_to_parents()
 
+    @classmethod
+    def with_login(cls, options: Mapping[str, Any], login: Mapping[str, str]) -> dict[str, Any]:
+        """Add a name and a password that stood in a URL to the options."""
+        return {**login, **options}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options, left_out = pickled_options(
-            self._url, self._given_options, keep=self._pickle_secrets
-        )
-        more = {"pickle_secrets": self._pickle_secrets, "left_out": left_out or self._left_out}
-        return _reopen, (type(self), self._url, options, self._settings, more)
+        return type(self), (self._address,)
 
     def renew_after_fork(self) -> None:
         """Make the connection anew: its thread was not forked."""
@@ -124,6 +107,81 @@ class FsspecStorage(Storage):
     def url(self) -> str:
         """The URL, as given."""
         return self._url
+
+    @abstractmethod
+    def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:
+        """Get a range of a file that is not ours, fewer bytes where it ends, and facts of the file.
+
+        Its key is any name that the place knows. ``facts`` says whether they are needed, where they cost something.
+        """
+
+    @abstractmethod
+    def _look_for(self, key: str) -> object:
+        """Ask the place for an object, or raise ``ObjectNotFoundError``."""
+
+    def sync(self) -> None:
+        """Nothing is left to do: a put returns when the store has answered."""
+
+    def exists(self, key: str) -> bool:
+        """See :meth:`Storage.exists`."""
+        try:
+            self._look_for(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    @property
+    def _fs(self) -> Any:
+        """The file system; made anew in a forked child."""
+        connection = self._connection
+        if connection is None:
+            with self._connecting:
+                if self._connection is None:
+                    self._connection, self._root = self._connect()
+                connection = self._connection
+        return connection
+
+    def _connect(self) -> tuple[Any, str]:
+        try:
+            fs, path = url_to_fs(self._url, **self._options())
+        except (ImportError, TypeError, ValueError, KeyError) as error:
+            raise InvalidInputError(
+                f"{self._url} cannot be opened with these storage_options: "
+                f"{self._address.hidden(str(error))}",
+                url=self._url,
+            ) from error
+        return fs, path.rstrip("/")
+
+    def _options(self) -> dict[str, Any]:
+        """Give the file system's options."""
+        return dict(self._address.options)
+
+    def _send(self, action: str, key: str, request: Callable[[Any], _T]) -> _T:
+        """Send a request as often as it is worth it, and say in our words what went wrong."""
+        try:
+            return self._try(request)
+        except RequestFailedError as failed:
+            raise self._error(failed, action, key) from failed
+
+    def _try(self, request: Callable[[Any], _T]) -> _T:
+        fs = self._fs
+        if getattr(fs, "async_impl", False):
+            return send(lambda: request(fs), self._settings, self._address.hidden)
+        with self._one_at_a_time:  # what is not asynchronous seldom says that threads may share it
+            return send(lambda: request(fs), self._settings, self._address.hidden)
+
+    def _create_error(self, failed: RequestFailedError, key: str) -> IcechunkArrowError:
+        if failed.failure.kind in _TAKEN:
+            return AlreadyExistsError(f"{key!r} is there already in {self._url}", key=key)
+        return self._error(failed, "create", key)
+
+    def _error(self, failed: RequestFailedError, action: str, key: str) -> IcechunkArrowError:
+        """Say what a failure means here."""
+        return error_of(failed, action, key, self._address)
+
+
+class FsspecStorage(ConnectedStorage):
+    """Objects below a URL that fsspec knows, without anything that all its file systems do not have."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -144,36 +202,35 @@ class FsspecStorage(Storage):
             + "; use s3://, gs://, az:// or a local folder for what is written",
         )
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
         """See :meth:`Storage.get`."""
         path = self._path(key)
-        return bytes(self._send("read", key, lambda fs: fs.cat_file(path)))
+        if limit_bytes is None:
+            return bytes(self._send("read", key, lambda fs: fs.cat_file(path)))
+        data = self._some(key, lambda fs: bytes(fs.cat_file(path, start=0, end=limit_bytes + 1)))
+        check_size(key, len(data), limit_bytes)
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See :meth:`Storage.get_range`."""
         check_range(start, length)
         path = self._path(key)
         if not length:
-            self._size(key)
+            self._look_for(key)
             return b""
-        return self._range(path, key, start, length)
+        return self._some(key, lambda fs: range_from(fs, path, start, length))
 
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:
-        """Get a range of a file that is not ours, fewer bytes where it ends, and facts of the file.
-
-        Its key is any name that the place knows. ``facts`` says whether they are needed; here they
-        are asked for on their own.
-        """
+        """See :meth:`ConnectedStorage.get_part`; facts are asked for on their own."""
         path = f"{self._root}/{key}"
         found = self._send("read", key, lambda fs: fs.info(path)) if facts else {}
-        return Part(
-            self._range(path, key, start, length), etag_of(found), micros_of(_modified(found))
-        )
+        data = self._some(key, lambda fs: range_from(fs, path, start, length))
+        return Part(data, etag_of(found), micros_of(_modified(found)))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`."""
         check_range(0, length)
-        size = self._size(key)
+        size = self._look_for(key)
         wanted = min(length, size)
         return self.get_range(key, size - wanted, wanted) if wanted else b"", size
 
@@ -189,9 +246,6 @@ class FsspecStorage(Storage):
         options = {"metadata": dict(metadata)} if metadata and self._keeps_metadata() else {}
         self._send("write", key, lambda fs: fs.pipe_file(path, whole, **options))
 
-    def sync(self) -> None:
-        """Nothing is left to do: a put returns when the store has answered."""
-
     def create(self, key: str, data: bytes) -> None:
         """See :meth:`Storage.create`."""
         path = self._path(key)
@@ -202,9 +256,9 @@ class FsspecStorage(Storage):
         except RequestFailedError as failed:
             raise self._create_error(failed, key) from failed
 
-    def get_versioned(self, key: str) -> tuple[bytes, Token]:
+    def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
         """See :meth:`Storage.get_versioned`."""
-        data = self.get(key)
+        data = self.get(key, limit_bytes=limit_bytes)
         return data, content_token(data)
 
     def replace(self, key: str, data: bytes, token: Token) -> None:  # noqa: ARG002 - refused
@@ -216,14 +270,6 @@ class FsspecStorage(Storage):
         """See :meth:`Storage.overwrite`."""
         path = self._path(key)
         self._send("write", key, lambda fs: fs.pipe_file(path, bytes(data)))
-
-    def exists(self, key: str) -> bool:
-        """See :meth:`Storage.exists`."""
-        try:
-            self._size(key)
-        except ObjectNotFoundError:
-            return False
-        return True
 
     def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
         """See :meth:`Storage.list`."""
@@ -248,32 +294,6 @@ class FsspecStorage(Storage):
             for _ in pool.map(remove, paths):
                 pass
 
-    @property
-    def _fs(self) -> Any:
-        """The file system; made anew in a forked child."""
-        connection = self._connection
-        if connection is None:
-            with self._connecting:
-                if self._connection is None:
-                    self._connection, self._root = self._connect()
-                connection = self._connection
-        return connection
-
-    def _connect(self) -> tuple[Any, str]:
-        try:
-            fs, path = url_to_fs(self._url, **self._options())
-        except (ImportError, TypeError, ValueError, KeyError) as error:
-            raise InvalidInputError(
-                f"{self._url} cannot be opened with these storage_options: "
-                f"{self._hidden(str(error))}",
-                url=self._url,
-            ) from error
-        return fs, path.rstrip("/")
-
-    def _options(self) -> dict[str, Any]:
-        """Give the file system's options."""
-        return self._given_options
-
     def _exclusive_options(self) -> dict[str, Any] | None:
         """Find what makes ``pipe_file`` create exclusively; None where nothing does for sure."""
         fs = self._fs
@@ -287,23 +307,16 @@ class FsspecStorage(Storage):
         check_key(key)
         return f"{self._root}/{key}"
 
-    def _range(self, path: str, key: str, start: int, length: int) -> bytes:
-        """Read a range; where too little comes, see whether the object ends there."""
-
-        def ask(fs: Any) -> bytes:
-            data = bytes(fs.cat_file(path, start=start, end=start + length))
-            if len(data) < length and start + len(data) < int(fs.info(path)["size"]):
-                raise BadAnswerError(f"{len(data)} bytes came, where {length} were asked for")
-            return data[:length]
-
+    def _some(self, key: str, request: Callable[[Any], bytes]) -> bytes:
+        """Ask for some of an object: nothing, where it ends before that."""
         try:
-            return self._try(ask)
+            return self._try(request)
         except RequestFailedError as failed:
             if failed.failure.kind is Kind.RANGE:
                 return b""
             raise self._error(failed, "read", key) from failed
 
-    def _size(self, key: str) -> int:
+    def _look_for(self, key: str) -> int:
         """Ask for the size of an object."""
         path = self._path(key)
         facts = self._send("read", key, lambda fs: fs.info(path))
@@ -339,60 +352,6 @@ class FsspecStorage(Storage):
                 yield ObjectInfo(
                     key=prefix + name, size_bytes=int(facts["size"]), modified=_modified(facts)
                 )
-
-    def _send(self, action: str, key: str, request: Callable[[Any], _T]) -> _T:
-        """Send a request as often as it is worth it, and say in our words what went wrong."""
-        try:
-            return self._try(request)
-        except RequestFailedError as failed:
-            raise self._error(failed, action, key) from failed
-
-    def _try(self, request: Callable[[Any], _T]) -> _T:
-        fs = self._fs
-        if getattr(fs, "async_impl", False):
-            return send(lambda: request(fs), self._settings, self._hidden)
-        with self._one_at_a_time:  # what is not asynchronous seldom says that threads may share it
-            return send(lambda: request(fs), self._settings, self._hidden)
-
-    def _hidden(self, text: str) -> str:
-        return hidden(text, self._given_options)
-
-    def _create_error(self, failed: RequestFailedError, key: str) -> IcechunkArrowError:
-        if failed.failure.kind in _TAKEN:
-            return AlreadyExistsError(f"{key!r} is there already in {self._url}", key=key)
-        return self._error(failed, "create", key)
-
-    def _error(self, failed: RequestFailedError, action: str, key: str) -> IcechunkArrowError:
-        """Say what a failure means here."""
-        failure = failed.failure
-        facts = {"key": key, "status": failure.status, "code": failure.code}
-        if failure.kind is Kind.MISSING:
-            return ObjectNotFoundError(f"there is no object {key!r} in {self._url}", key=key)
-        if failure.kind is Kind.NO_BUCKET:
-            return StorageError(f"{self._url}: there is no such bucket; make it first", **facts)
-        said = self._hidden(failure.text)
-        text = f"cannot {action} {key!r} in {self._url}: {said}"
-        if failure.kind is Kind.DENIED and self._left_out:
-            text += (
-                f". The pickle that this came from has left out its storage_options "
-                f"{', '.join(self._left_out)}: set the credentials in this process's environment, open the "
-                f"repository here, or open it there with pickle_secrets=True"
-            )
-        if failure.kind in {Kind.DENIED, Kind.UNSUPPORTED} and action not in {"read", "list"}:
-            return ReadOnlyError(text, **facts)
-        if failed.tries > 1:
-            text += f" (tried {failed.tries} times)"
-        return StorageError(text, **facts)
-
-
-def _reopen(
-    kind: type[FsspecStorage],
-    url: str,
-    options: Mapping[str, Any],
-    settings: StorageSettings,
-    more: dict[str, Any],
-) -> FsspecStorage:
-    return kind(url, options, settings=settings, **more)
 
 
 def _is_folder(facts: Mapping[str, Any]) -> bool:

@@ -23,23 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage import disk
-from icechunk_arrow.storage.pieces import flat_pieces
-from icechunk_arrow.storage.port import Capabilities
-from icechunk_arrow.storage.unsynced import Descriptor
+from icechunk_arrow.storage.disk import Descriptor
+from icechunk_arrow.storage.port import Capabilities, flat_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = [
-    "NO_LOCKS",
-    "SCRATCH",
-    "ScratchFolder",
-    "Unfinished",
-    "UnsafeStorageWarning",
-    "Volume",
-    "Way",
-    "publish",
-]
 
 SCRATCH = ".icechunk-arrow"
 """What unfinished writes stand in, below the root: a name that nobody else gives, and that query engines skip."""
@@ -80,8 +68,8 @@ class Volume:
     way: Way
     locks: bool
 
-    def capabilities(self, *, unsafe: bool) -> Capabilities:
-        """Say what a place on this volume can do."""
+    def capabilities(self, folder: str, *, unsafe: bool) -> Capabilities:
+        """Say what a place can do whose folder lies on this volume."""
         exclusive = self.way is not Way.NONE
         facts = ((exclusive, _NOTHING_EXCLUSIVE), (self.locks, NO_LOCKS))
         return Capabilities(
@@ -89,6 +77,7 @@ class Volume:
             replace=self.locks,
             limited_listing=False,
             fast=True,
+            folder=folder,
             missing="; ".join(text for has, text in facts if not has),
         )
 
@@ -101,7 +90,7 @@ class Unfinished(NamedTuple):
     name: str
 
 
-def publish(way: Way, file: Unfinished, target: str) -> None:
+def give_name(way: Way, file: Unfinished, target: str) -> None:
     """Give a file its final name, or raise ``FileExistsError``; the other name may stay."""
     if way is Way.LINK:
         os.link(file.name, target, src_dir_fd=file.folder, follow_symlinks=False)
@@ -198,8 +187,8 @@ class ScratchFolder:
         target = f"{self._path}/{taken}"
         with _new_file(folder) as (first, _), _new_file(folder) as (second, _):
             try:
-                publish(way, Unfinished(folder, first), target)
-                publish(way, Unfinished(folder, second), target)
+                give_name(way, Unfinished(folder, first), target)
+                give_name(way, Unfinished(folder, second), target)
             except FileExistsError:
                 return True
             except OSError as error:

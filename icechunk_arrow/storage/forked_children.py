@@ -1,0 +1,89 @@
+"""What a forked child must not take over: locks and pending answers of threads that it does not have, connections.
+
+Owns the list of live things that have such, and their renewal; knows nothing else of them. Whatever keeps
+a lock, a pool of threads or a future beyond one call belongs in the list. A value that is made on first use
+is made without a lock (:mod:`icechunk_arrow.core.lazy`).
+
+Connections stay with the parent. fsspec's file systems close theirs when they are collected, or when Python ends.
+In a child that reaches into the parent: both share the list of sockets that the system watches, and encrypted
+connections would be told that they end. The parent then waits for answers that never come. So what a child
+inherits of these is neither closed nor freed there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Renewable(Protocol):
+    """Something with locks, threads or connections."""
+
+    def renew_after_fork(self) -> None:
+        """Make them anew; called in the child, before anything else runs. It must not fail."""
+
+
+_live: dict[int, weakref.ref[Renewable]] = {}
+_functions: list[Callable[[], None]] = []
+
+
+def renew_in_forks(thing: Renewable) -> None:
+    """Have a thing renewed in every forked child."""
+    # by identity: some of these are equal to others, or have no hash
+    number = id(thing)
+
+    def forget_collected(_: weakref.ref[Renewable]) -> None:
+        _live.pop(number, None)
+
+    _live[number] = weakref.ref(thing, forget_collected)
+
+
+def run_in_forks(function: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called in every forked child: for what belongs to a module."""
+    _functions.append(function)
+    return function
+
+
+def _renew() -> None:
+    for function in _functions:
+        function()
+    for reference in list(_live.values()):
+        thing = reference()
+        if thing is not None:
+            thing.renew_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+@cache
+def leave_connections_to_parents() -> None:
+    """See to it that children forked from now on leave the connections of fsspec's file systems alone."""
+    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - who has no connection does without it
+
+    kept: list[tuple[weakref.finalize[Any, Any], Any]] = []
+
+    def keep() -> None:
+        """Hold all that are connected while the process forks: fsspec forgets its own in the child at once."""
+        registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+        for closing in list(registry):
+            found = closing.peek()
+            if found is not None and isinstance(found[0], AsyncFileSystem):
+                kept.append((closing, found[0]))
+
+    def leave() -> None:
+        """In the child: let nothing close what was held, nor free it, for as long as the child lives."""
+        for closing, fs in kept:
+            closing.detach()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
+        kept.clear()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=keep, after_in_parent=kept.clear, after_in_child=leave)
