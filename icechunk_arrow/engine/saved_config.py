@@ -13,21 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.engine.config import RepositoryConfig
-from icechunk_arrow.errors import (
-    AlreadyExistsError,
-    InvalidInputError,
-    ObjectNotFoundError,
-    OversizedFileError,
-    PreconditionFailedError,
-    StorageError,
-)
+from icechunk_arrow.engine.small_files import write_small
+from icechunk_arrow.errors import InvalidInputError, ObjectNotFoundError, OversizedFileError
 from icechunk_arrow.formats.layout import CONFIG_KEY
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.manifest_settings import ManifestPreload
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["SavedConfig"]
+__all__ = ["SavedConfig", "read_saved"]
 
 
 class SavedConfig:
@@ -82,44 +76,31 @@ class SavedConfig:
         return config
 
     def _load(self, ignored: list[str]) -> RepositoryConfig:
-        try:
-            data = self._storage.get_range(CONFIG_KEY, 0, LONGEST_YAML_BYTES + 1)
-        except ObjectNotFoundError:
+        data = read_saved(self._storage)
+        if data is None:
             return RepositoryConfig()
-        place = f"{self._storage.url}/{CONFIG_KEY}"
-        if len(data) > LONGEST_YAML_BYTES:
-            raise OversizedFileError(
-                f"{place} has more than {LONGEST_YAML_BYTES} bytes, which no settings need; shorten or remove it",
-                key=CONFIG_KEY,
-                limit_bytes=LONGEST_YAML_BYTES,
-            )
         try:
             return RepositoryConfig.from_yaml(data, ignored)
         except InvalidInputError as error:
-            raise InvalidInputError(f"{place}: {error}") from error
+            raise InvalidInputError(f"{self._storage.url}/{CONFIG_KEY}: {error}") from error
 
     def save(self) -> None:
         """Write the settings in force as ``config.yaml``, over what is there."""
         data = self.to_write().to_yaml().encode()
-        storage = self._storage
-        failure: StorageError | None = None
-        while True:
-            try:
-                found, token = storage.get_versioned(CONFIG_KEY)
-            except ObjectNotFoundError:
-                found, token = None, ""
-            if found == data:  # also when the answer was lost behind a success
-                return
-            if failure is not None:
-                raise failure
-            try:
-                if found is None:
-                    storage.create(CONFIG_KEY, data)
-                else:
-                    storage.replace(CONFIG_KEY, data, token)
-            except (AlreadyExistsError, PreconditionFailedError):
-                continue
-            except StorageError as error:
-                failure = error
-                continue
-            return
+        write_small(self._storage, CONFIG_KEY, lambda _: data)
+
+
+def read_saved(storage: Storage) -> bytes | None:
+    """Read what stands at the place of the settings, and no more of it than settings can be."""
+    try:
+        data = storage.get_range(CONFIG_KEY, 0, LONGEST_YAML_BYTES + 1)
+    except ObjectNotFoundError:
+        return None
+    if len(data) > LONGEST_YAML_BYTES:
+        raise OversizedFileError(
+            f"{storage.url}/{CONFIG_KEY} has more than {LONGEST_YAML_BYTES} bytes, which no settings need; "
+            f"shorten or remove it",
+            key=CONFIG_KEY,
+            limit_bytes=LONGEST_YAML_BYTES,
+        )
+    return data
