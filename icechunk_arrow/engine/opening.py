@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from icechunk_arrow.core.plain_settings import check_number
+from msgspec import Meta
+
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.catalog import SequenceCatalog
-from icechunk_arrow.engine.config import RepositoryConfig
+from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig, read_saved
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.founding import claim, find_first_entry, taken, unfinished
-from icechunk_arrow.engine.saved_config import SavedConfig, read_saved
 from icechunk_arrow.engine.small_files import create_small
 from icechunk_arrow.engine.state_catalog import StateCatalog, read_state
 from icechunk_arrow.engine.together import together
@@ -31,6 +31,7 @@ from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import CONFIG_KEY, MAIN, STATE_KEY, FileKind, branch_key, key_of
+from icechunk_arrow.settings import LARGEST, Natural, Takes, checked
 from icechunk_arrow.storage.open import is_absolute, open_storage
 from icechunk_arrow.storage.settings import StorageSettings
 
@@ -49,6 +50,9 @@ __all__ = ["CACHE_BYTES", "Choices", "create_context", "open_context", "reposito
 Place = str | os.PathLike[str]
 
 _MiB = 1 << 20
+_Limit = Annotated[
+    int, Meta(ge=_MiB, le=LARGEST), Takes(words=f"a whole number from {_MiB} to {LARGEST}")
+]
 CACHE_BYTES = 256 * _MiB
 """So much of structure files and manifests is kept in memory, unless whoever opens says otherwise."""
 
@@ -87,8 +91,8 @@ class Choices:
         )
 
     def __post_init__(self) -> None:
-        check_number(self.cache_bytes, 0, "cache_bytes")
-        check_number(self.decode_limit_bytes, _MiB, "decode_limit_bytes")
+        checked(self.cache_bytes, Natural, "cache_bytes")
+        checked(self.decode_limit_bytes, _Limit, "decode_limit_bytes")
 
 
 def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryConfig | None:
