@@ -16,7 +16,7 @@ import icechunk_arrow
 
 ROOT = Path(icechunk_arrow.__file__).parent
 PACKAGE = "icechunk_arrow"
-LAYERS = {"errors": 0, "core": 1, "formats": 2, "storage": 3, "engine": 4}
+LAYERS = {"errors": 0, "settings": 0, "core": 1, "formats": 2, "storage": 3, "engine": 4}
 SURFACES = 5
 FOREIGN_TO_CORE = {
     "os",

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 
 from icechunk_arrow import Repository, RepositoryConfig
 from icechunk_arrow.core.manifest_settings import ManifestSettings
-from icechunk_arrow.engine.published import main, published
+from icechunk_arrow.engine.published import main, published, with_tables
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import parse_key
 from icechunk_arrow.formats.transaction import OPERATIONS
@@ -322,3 +322,18 @@ def test_the_specification_names_every_column_setting_and_operation() -> None:
     names |= set(OPERATIONS)
 
     assert {name for name in names if name not in SPECIFICATION} == set()
+
+
+def test_the_tables_of_keys_are_those_of_the_declarations() -> None:
+    """Every key with what it takes, its default and its meaning; ``make schemas`` writes them."""
+    assert with_tables(SPECIFICATION) == SPECIFICATION, (
+        "run `make schemas`, and look at what changed"
+    )
+    manifests = CONFIG["properties"]["chunk-manifests"]["properties"]
+    a_set = manifests["sets"]["items"]["additionalProperties"]["properties"]
+    for keys in (CONFIG["properties"], a_set, manifests["rules"]["items"]["properties"]):
+        assert [
+            key
+            for key in keys
+            if f"| `{key}`" not in SPECIFICATION and f"also `{key}`" not in SPECIFICATION
+        ] == []

@@ -19,7 +19,7 @@ from icechunk_arrow.cli.options import (
     storage_options_of,
 )
 from icechunk_arrow.cli.output import emit
-from icechunk_arrow.core.plain_yaml import dump_plain_yaml, load_plain_yaml
+from icechunk_arrow.core.plain_yaml import load_plain_yaml
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
@@ -95,4 +95,4 @@ def _with_settings(base: RepositoryConfig, settings: list[str]) -> RepositoryCon
                 f"unknown configuration key {key!r}; `icechunk-arrow config` lists all"
             )
         place[last] = value
-    return RepositoryConfig.from_yaml(dump_plain_yaml(found))
+    return RepositoryConfig.from_plain(found)

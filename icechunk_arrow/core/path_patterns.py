@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import from_values, to_numpy
-from icechunk_arrow.core.plain_settings import shown
 from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.settings import LONGEST_YAML_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["LONGEST_YAML_BYTES", "dump_plain_yaml", "load_plain_yaml"]
 
-LONGEST_YAML_BYTES = 1 << 18
-"""Settings are written by people; so many bytes take a sixth of a second to read, half of one without libyaml."""
 _MAX_DEPTH = 32
 _LONGEST_NUMBER = 40
 _MOST_DIGITS = 20

@@ -13,8 +13,7 @@ from icechunk_arrow.engine.files import Files
 
 if TYPE_CHECKING:
     from icechunk_arrow.engine.catalog import Catalog
-    from icechunk_arrow.engine.config import RepositoryConfig
-    from icechunk_arrow.engine.saved_config import SavedConfig
+    from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig
     from icechunk_arrow.engine.virtual import VirtualAccess
     from icechunk_arrow.storage.port import Storage
     from icechunk_arrow.storage.settings import StorageSettings

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from icechunk_arrow.core.plain_settings import check_number
+from msgspec import Meta
+
 from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.catalog import SequenceCatalog
-from icechunk_arrow.engine.config import RepositoryConfig
+from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig, read_saved
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.founding import claim, find_first_entry, taken, unfinished
-from icechunk_arrow.engine.saved_config import SavedConfig
+from icechunk_arrow.engine.small_files import create_small
 from icechunk_arrow.engine.state_catalog import StateCatalog, read_state
 from icechunk_arrow.engine.together import together
 from icechunk_arrow.engine.virtual import VirtualAccess, lies_within
@@ -25,14 +26,13 @@ from icechunk_arrow.errors import (
     FormatError,
     InvalidInputError,
     NotAuthorizedError,
-    ObjectNotFoundError,
     RepositoryNotFoundError,
-    StorageError,
 )
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import CONFIG_KEY, MAIN, STATE_KEY, FileKind, branch_key, key_of
+from icechunk_arrow.settings import LARGEST, Natural, Takes, checked
 from icechunk_arrow.storage.open import is_absolute, open_storage
 from icechunk_arrow.storage.settings import StorageSettings
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.engine.catalog import Catalog
     from icechunk_arrow.formats.refs import RefEntry
+    from icechunk_arrow.formats.state import State
     from icechunk_arrow.storage.port import Storage
 
     Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
@@ -50,6 +51,9 @@ __all__ = ["CACHE_BYTES", "Choices", "create_context", "open_context", "reposito
 Place = str | os.PathLike[str]
 
 _MiB = 1 << 20
+_Limit = Annotated[
+    int, Meta(ge=_MiB, le=LARGEST), Takes(words=f"a whole number from {_MiB} to {LARGEST}")
+]
 CACHE_BYTES = 256 * _MiB
 """So much of structure files and manifests is kept in memory, unless whoever opens says otherwise."""
 
@@ -88,8 +92,8 @@ class Choices:
         )
 
     def __post_init__(self) -> None:
-        check_number(self.cache_bytes, 0, "cache_bytes")
-        check_number(self.decode_limit_bytes, _MiB, "decode_limit_bytes")
+        checked(self.cache_bytes, Natural, "cache_bytes")
+        checked(self.decode_limit_bytes, _Limit, "decode_limit_bytes")
 
 
 def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryConfig | None:
@@ -98,31 +102,28 @@ def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryCo
     One that is sound counts where none is ``wanted``, and is given then.
     """
     try:
-        found = storage.get(CONFIG_KEY, limit_bytes=LONGEST_YAML_BYTES)
-        if wanted is None:
+        found = read_saved(storage)
+        if found is not None and wanted is None:
             return RepositoryConfig.from_yaml(found)
-    except ObjectNotFoundError:
-        return None
     except (FormatError, InvalidInputError):
         found = b""
-    if found != wanted:
-        raise AlreadyExistsError(
-            f"there is a {CONFIG_KEY} at {storage.url} already, which a repository there would take for its "
-            f"own. It was left as it is: choose another place, or move it away.",
-            key=CONFIG_KEY,
-        )
+    if found is not None and found != wanted:
+        raise _other_config(storage)
     return None
+
+
+def _other_config(storage: Storage) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"there is a {CONFIG_KEY} at {storage.url} already, which a repository there would take for its "
+        f"own. It was left as it is: choose another place, or move it away.",
+        key=CONFIG_KEY,
+    )
 
 
 def _create_config(storage: Storage, data: bytes) -> None:
     """Write the first configuration, over nothing."""
-    try:
-        storage.create(CONFIG_KEY, data)
-    except (AlreadyExistsError, StorageError) as error:
-        # somebody else's, or our own behind a lost answer
-        _refuse_other_config(storage, data)
-        if not storage.exists(CONFIG_KEY):
-            raise error from None
+    if create_small(storage, CONFIG_KEY, data, limit_bytes=LONGEST_YAML_BYTES) != data:
+        raise _other_config(storage)
 
 
 def _context(
@@ -259,8 +260,10 @@ def open_context(
     storage = choices.open_storage(url, storage_options)
     entry, sequences = _look(storage)
     place = _state_storage(storage, storage_options, choices, state_url)
+    state: State | None = None
     if entry is None and state_url is None:
-        storage, entry = _by_state_file(storage, storage_options, choices)
+        state = _state_alone(storage, choices.decode_limit_bytes)
+        storage, entry = _data_of(state, storage, storage_options, choices)
     if entry is None:
         raise _no_repository(storage)
     chosen: Catalog
@@ -272,7 +275,9 @@ def open_context(
             )
         chosen = sequences.of(entry.snapshot)
     else:
-        _check_state(storage, place, entry, choices)
+        _check_state(
+            state or _state_of(storage, place, choices.decode_limit_bytes), storage, place, entry
+        )
         chosen = StateCatalog(place, entry.snapshot, new_id, choices.decode_limit_bytes)
     return _context(storage, chosen, entry.snapshot, SavedConfig(storage, config), choices)
 
@@ -288,16 +293,20 @@ def _look(storage: Storage) -> tuple[RefEntry | None, SequenceCatalog]:
     return entry, sequences
 
 
-def _check_state(storage: Storage, place: Storage, entry: RefEntry, choices: Choices) -> None:
-    """Compare the state file with the first entry of the data that it is the catalog of."""
+def _state_of(storage: Storage, place: Storage, limit_bytes: int) -> State:
+    """Read the state file that data say they have as their catalog."""
     try:
-        state = read_state(place, choices.decode_limit_bytes)
+        return read_state(place, limit_bytes)
     except RepositoryNotFoundError:
         raise RepositoryNotFoundError(
             f"the repository at {storage.url} has a state file as its catalog, and there is none at "
             f"{place.url}. Where it stands elsewhere, name it with state_url; where creating the "
             f"repository was interrupted, create it again."
         ) from None
+
+
+def _check_state(state: State, storage: Storage, place: Storage, entry: RefEntry) -> None:
+    """Compare the state file with the first entry of the data that it is the catalog of."""
     if state.id != entry.snapshot:
         raise CorruptFileError(
             f"{STATE_KEY} at {place.url} is that of the repository {state.id}, and the data at "
@@ -325,14 +334,19 @@ def _no_repository(storage: Storage) -> Exception:
     )
 
 
-def _by_state_file(
-    storage: Storage, storage_options: Mapping[str, Any] | None, choices: Choices
-) -> tuple[Storage, RefEntry | None]:
-    """Find the data of the repository whose state file stands at a place apart from it."""
+def _state_alone(storage: Storage, limit_bytes: int) -> State:
+    """Read the state file at a place without data."""
     try:
-        root = read_state(storage, choices.decode_limit_bytes).store_root
+        return read_state(storage, limit_bytes)
     except RepositoryNotFoundError:
         raise _no_repository(storage) from None
+
+
+def _data_of(
+    state: State, storage: Storage, storage_options: Mapping[str, Any] | None, choices: Choices
+) -> tuple[Storage, RefEntry | None]:
+    """Find the data of the repository whose state file stands at a place apart from it."""
+    root = state.store_root
     if root is None:
         return storage, None
     if not is_absolute(root):

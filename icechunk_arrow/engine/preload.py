@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.manifest_settings import ManifestPreload
     from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.config import SavedConfig
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.files import Files
-    from icechunk_arrow.engine.saved_config import SavedConfig
 
 __all__ = ["choose", "start_preload"]
 

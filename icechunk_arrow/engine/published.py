@@ -1,46 +1,57 @@
-"""The published schema of the configuration, and the command that writes all published schemas.
+"""The published schema and tables of the configuration, and the command that writes all that is published.
 
 ``python -m icechunk_arrow.engine.published [FOLDER]`` writes them into ``schemas/``.
 
-The configuration's schema is derived from the settings' types, defaults and documentation.
+Both are derived from the declarations of the settings, and from what their documentation says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
-import types
-import typing
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.core.manifest_settings import (
-    ManifestPreload,
-    ManifestRule,
-    ManifestSet,
-    ManifestSettings,
-)
-from icechunk_arrow.core.path_patterns import LONGEST_PATTERN
+import msgspec
+
+from icechunk_arrow.core.manifest_settings import ManifestPreload, ManifestRule, ManifestSet
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.formats import published as published_formats
+from icechunk_arrow.settings import (
+    LARGEST,
+    MOST_ENTRIES,
+    OPEN,
+    declared,
+    form_of,
+    is_required,
+    key_of,
+    plain_value,
+)
 
-__all__ = ["config_json_schema", "published"]
+if TYPE_CHECKING:
+    from icechunk_arrow.settings import Form
 
-_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-_LIMITS: dict[str, dict[str, float]] = {
-    "inline_chunk_threshold_bytes": {"minimum": 0, "maximum": 1 << 20},
-    "chunk_file_size_bytes": {"minimum": 0, "maximum": 1 << 30},
+__all__ = ["published", "with_tables"]
+
+_TABLES = {
+    "key": RepositoryConfig,
+    "key of a set": ManifestSet,
+    "key of a rule": ManifestRule,
+    "key of `preload`": ManifestPreload,
 }
-"""What the settings check of themselves; sizes in bytes begin at 0."""
+"""The tables of keys in the specification, by the first words of their heads."""
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
 
 
 def published() -> dict[str, str]:
     """Give the text of every published file, by its name."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **config_json_schema(RepositoryConfig),
+        **_mapping_schema(RepositoryConfig),
         "title": "Configuration",
         "description": "config.yaml: how a repository is written, as plain YAML or JSON.",
     }
@@ -50,110 +61,143 @@ def published() -> dict[str, str]:
     }
 
 
-def config_json_schema(settings: type[Any]) -> dict[str, Any]:
-    """Derive the JSON Schema of a settings class; every setting may be left out."""
-    hints = typing.get_type_hints(settings)
+def _mapping_schema(settings: type[Any], without: str = "") -> dict[str, Any]:
+    """Describe the mapping that stands for settings; it takes no other keys."""
     meanings = _meanings(settings)
-    properties = {}
-    for each in (each for each in dataclasses.fields(settings) if each.init):
-        meaning = {"description": meanings[each.name]}
-        wanted = hints[each.name]
-        if wanted is ManifestSettings:
-            schema = {**_manifests_schema(), **meaning}
-        else:
-            sizes = {"minimum": 0} if each.name.endswith("_bytes") else {}
-            limits = _LIMITS.get(each.name, sizes)
-            schema = {"type": _json_type(wanted), **limits, "default": each.default, **meaning}
-        properties[each.name.replace("_", "-")] = schema
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    properties: dict[str, Any] = {}
+    required = []
+    for field in _fields(settings):
+        wanted = declared(settings)[field.name]
+        if field.name == without:
+            continue
+        key, schema = key_of(field.name), _schema_of(wanted)
+        also = form_of(wanted).takes.also
+        if also:
+            properties[also] = {**schema, "description": f"Another word for {key}."}
+        if _has_default(field):
+            schema = {**schema, "default": plain_value(wanted, field.default)}
+        if is_required(field):
+            required.append(key)
+        properties[key] = {**schema, "description": meanings[field.name]}
+    found = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**found, "required": required} if required else found
 
 
-def _manifests_schema() -> dict[str, Any]:
-    """The schema of ``chunk-manifests``, whose plain form is not that of its classes."""
-    parts, preload = _meanings(ManifestSettings), _meanings(ManifestPreload)
-    default = ManifestSettings().to_plain()
-    pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_PATTERN}
-    positive = {"type": ["integer", "null"], "minimum": 1}
-    number = {"type": "integer", "minimum": 0}
-    end = {"type": ["integer", "null"], "minimum": 0}
-    span = {"type": ["array", "null"], "prefixItems": [end, end], "minItems": 2, "maxItems": 2}
-    a_set = _object(
-        _meanings(ManifestSet),
-        max_manifest_size=positive,
-        arrays_per_manifest=positive,
-        cardinality=positive,
-        overflow_to={"type": ["string", "null"]},
-        split_along={"type": ["integer", "string", "null"], "minimum": 0, "minLength": 1},
-    )
-    other = {**positive, "description": "Another word for arrays-per-manifest."}
-    a_set["properties"]["max-arrays-per-manifest"] = other
-    a_rule = _object(
-        _meanings(ManifestRule),
-        target={"type": "string"},
-        path={**pattern, "type": ["string", "null"]},
-        metadata_chunks=span,
-        initialized_chunks=span,
-    )
-    named_set = {
+def _schema_of(wanted: Any) -> dict[str, Any]:
+    form = form_of(wanted)
+    if form.settings is not None:
+        return {**_mapping_schema(form.settings), "type": ["object", "null"]}
+    if form.item is not None:
+        return {"type": "array", "items": _item_schema(form), "maxItems": MOST_ENTRIES}
+    return msgspec.json.schema(wanted)
+
+
+def _item_schema(form: Form) -> dict[str, Any]:
+    """Describe an item of a list, in the form that it has in files."""
+    takes = form.takes
+    if takes.item_key:
+        return {
+            "type": "object",
+            "properties": {takes.item_key: _schema_of(form.item)},
+            "additionalProperties": False,
+            "required": [takes.item_key],
+        }
+    kind = form_of(form.item).settings
+    assert kind is not None
+    inner = _mapping_schema(kind, takes.item_name)
+    if not takes.item_name:
+        return inner
+    return {
         "type": "object",
         "minProperties": 1,
         "maxProperties": 1,
-        "propertyNames": {"minLength": 1, "maxLength": 100},
-        "additionalProperties": {**a_set, "type": ["object", "null"]},
+        "propertyNames": _schema_of(declared(kind)[takes.item_name]),
+        "additionalProperties": {**inner, "type": ["object", "null"]},
     }
-    one_path = _object({"path": preload["arrays"]}, path=pattern)
-    a_preload = _object(
-        preload,
-        max_manifest_size=number,
-        max_manifests=number,
-        arrays={"type": "array", "items": {**one_path, "required": ["path"]}},
-    )
-    found = _object(
-        parts,
-        sets={"type": "array", "items": named_set},
-        rules={"type": "array", "items": {**a_rule, "required": ["target"]}},
-        preload={**a_preload, "type": ["object", "null"]},
-    )
-    for name, schema in found["properties"].items():
-        schema["default"] = default[name]
-    return {**found, "type": ["object", "null"]}
 
 
-def _object(meanings: dict[str, str], **members: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a mapping that takes no other keys."""
-    properties = {
-        name.replace("_", "-"): {**schema, "description": _in_yaml(meanings[name])}
-        for name, schema in members.items()
-    }
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _fields(settings: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [each for each in dataclasses.fields(settings) if each.init]
 
 
-def _in_yaml(meaning: str) -> str:
-    """Say it in the words of the file."""
-    keyed = re.sub(r"``\w+``", lambda found: found[0].replace("_", "-"), meaning)
-    return keyed.replace("None", "null")
-
-
-def _json_type(wanted: Any) -> str | list[str]:
-    members = wanted.__args__ if isinstance(wanted, types.UnionType) else (wanted,)
-    names = [_JSON_TYPES[member] for member in members]
-    return names if len(names) > 1 else names[0]
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not MISSING and field.default is not OPEN
 
 
 def _meanings(settings: type[Any]) -> dict[str, str]:
-    """Read what a class says of its parameters; several may share a paragraph."""
+    """Read what a class says of its settings, in the words of files."""
     text = inspect.cleandoc(settings.__doc__ or "").partition("Parameters\n----------\n")[2]
     found = {}
-    for names, paragraph in re.findall(r"^(\w+(?:, \w+)*)\n((?:    .*\n?)+)", text, re.MULTILINE):
+    for name, paragraph in re.findall(r"^(\w+)\n((?:    .*\n?)+)", text, re.MULTILINE):
         meaning = " ".join(paragraph.split())
-        found.update(dict.fromkeys(names.split(", "), meaning))
+        keyed = re.sub(r"``\w+``", lambda word: word[0].replace("_", "-"), meaning)
+        found[name] = keyed.replace("None", "null")
     return found
 
 
+def with_tables(page: str) -> str:
+    """Put the tables of keys into the page that has them."""
+    for title, settings in _TABLES.items():
+        begin = page.index(f"| {title} | takes |")
+        end = page.index("\n\n", begin) + 1
+        page = page[:begin] + _table(title, settings) + page[end:]
+    return page
+
+
+def _table(title: str, settings: type[Any]) -> str:
+    """Write the table of a class's keys in Markdown; the name of a set stands above its keys."""
+    rows = [f"| {title} | takes | default | meaning |", "|---|---|---|---|"]
+    for field in _fields(settings):
+        if field.name == "name":
+            continue
+        wanted = declared(settings)[field.name]
+        also = form_of(wanted).takes.also
+        keys = f"`{key_of(field.name)}`" + (f", also `{also}`" if also else "")
+        default = ""
+        if _has_default(field):
+            default = _spelt(plain_value(wanted, field.default), field.name)
+        meaning = _meanings(settings)[field.name].replace("``", "`")
+        cells = [keys, _taken(wanted, field.name), default, meaning]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
+
+
+def _taken(wanted: Any, name: str) -> str:
+    """Say what a setting takes, in a few words."""
+    form = form_of(wanted)
+    if form.settings is not None:
+        return "mapping"
+    if form.item is not None:
+        return "list"
+    schema = msgspec.json.schema(wanted)
+    return ", ".join(_kind(each, name) for each in schema.get("anyOf", [schema]))
+
+
+def _kind(schema: dict[str, Any], name: str) -> str:
+    if schema["type"] != "integer":
+        words = {"boolean": "`true`, `false`", "string": "text", "array": "pair", "null": "`null`"}
+        return words[schema["type"]]
+    most = schema.get("maximum", LARGEST)
+    to = "" if most == LARGEST else f" to {_spelt(most, name)}"
+    what = "bytes" if name.endswith("_bytes") else "number"
+    return f"{what} from {schema['minimum']}{to}"
+
+
+def _spelt(value: Any, name: str) -> str:
+    """Write a value as people do."""
+    for size, unit in _UNITS:
+        if name.endswith("_bytes") and value >= size and not value % size:
+            return f"{value // size} {unit}"
+    return f"`{json.dumps(value)}`" if isinstance(value, list | bool | None) else str(value)
+
+
 def main(folder: str = "schemas") -> None:
-    """Write every published file into a folder."""
+    """Write every published file into a folder, and the tables into its page, if it has one."""
     for name, text in published().items():
         (Path(folder) / name).write_text(text)
+    page = Path(folder) / "README.md"
+    if page.exists():
+        page.write_text(with_tables(page.read_text()))
 
 
 if __name__ == "__main__":

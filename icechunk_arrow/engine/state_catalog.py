@@ -17,6 +17,7 @@ from icechunk_arrow.engine.catalog import (
     refuse_main,
     replaced,
 )
+from icechunk_arrow.engine.small_files import create_small, write_small
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     CorruptFileError,
@@ -87,21 +88,11 @@ class StateCatalog(Catalog):
             store_root=store_root,
             write_id=self._new_id(),
         )
-        taken = AlreadyExistsError(
-            f"there is a state file at {self._storage.url} already; open it, or choose another place"
-        )
-        try:
-            self._storage.create(STATE_KEY, state_format.encode(state))
-        except AlreadyExistsError:
-            if read_state(self._storage, self._limit_bytes).write_id != state.write_id:
-                raise taken from None
-        except StorageError as error:
-            try:
-                found = read_state(self._storage, self._limit_bytes)
-            except RepositoryNotFoundError:
-                raise error from None
-            if found.write_id != state.write_id:
-                raise taken from None
+        data = state_format.encode(state)
+        if create_small(self._storage, STATE_KEY, data, limit_bytes=self._limit_bytes) != data:
+            raise AlreadyExistsError(
+                f"there is a state file at {self._storage.url} already; open it, or choose another place"
+            )
 
     def exists(self) -> bool:
         """Whether there is a state file."""
@@ -274,28 +265,16 @@ class StateCatalog(Catalog):
 
 def publish_state(storage: Storage, state: State) -> State:
     """Write ``state.json`` for readers that want everything in one read; the branches decide, not it."""
-    failure: StorageError | None = None
-    while True:
-        new, token = state, ""
-        try:
-            data, token = storage.get_versioned(STATE_KEY, limit_bytes=DECODE_LIMIT_BYTES)
-        except ObjectNotFoundError:
-            data = None
-        if data is not None:
-            found = state_format.decode(data, STATE_KEY)
-            if found.write_id == state.write_id:  # the answer was lost behind a success
-                return found
-            new = replace(state, generation=found.generation + 1)
-        if failure is not None:
-            raise failure
-        try:
-            if data is None:
-                storage.create(STATE_KEY, state_format.encode(new))
-            else:
-                storage.replace(STATE_KEY, state_format.encode(new), token)
-        except (AlreadyExistsError, PreconditionFailedError):
-            continue
-        except StorageError as error:
-            failure = error
-            continue
-        return new
+    new = state
+
+    def decide(found: bytes | None) -> bytes:
+        nonlocal new
+        standing = None if found is None else state_format.decode(found, STATE_KEY)
+        if found is not None and standing is not None and standing.write_id == state.write_id:
+            new = standing  # the answer was lost behind a success
+            return found
+        new = state if standing is None else replace(state, generation=standing.generation + 1)
+        return state_format.encode(new)
+
+    write_small(storage, STATE_KEY, decide, limit_bytes=DECODE_LIMIT_BYTES)
+    return new

@@ -1,16 +1,23 @@
 """How a place is used: durability, tries, time-outs, requests in flight.
 
-Owns the settings and their checks; the places obey them. Knows nothing of repositories.
+Owns the settings; the places obey them. Knows nothing of repositories.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
+from typing import Annotated
 
-from icechunk_arrow.errors import InvalidInputError
+from msgspec import Meta
+
+from icechunk_arrow.settings import Positive, Takes, check_settings
 
 __all__ = ["StorageSettings"]
+
+_Seconds = Annotated[
+    float, Meta(ge=0, le=sys.float_info.max), Takes(words="a number of seconds from 0")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +42,16 @@ class StorageSettings:
         of a large upload run at once.
     """
 
-    durable: bool = True
-    retry_tries: int = 5
-    retry_backoff_seconds: float = 0.1
-    retry_backoff_max_seconds: float = 10.0
-    timeout_seconds: float = 60.0
-    max_concurrency: int = 64
+    durable: Annotated[bool, Takes(words="true or false")] = True
+    retry_tries: Positive = 5
+    retry_backoff_seconds: _Seconds = 0.1
+    retry_backoff_max_seconds: _Seconds = 10.0
+    timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, le=sys.float_info.max),
+        Takes(words="a number of seconds, more than 0"),
+    ] = 60.0
+    max_concurrency: Positive = 64
 
     def __post_init__(self) -> None:
-        for name in ("retry_tries", "max_concurrency"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidInputError(f"{name} must be a whole number from 1, not {value!r}")
-        for name in ("retry_backoff_seconds", "retry_backoff_max_seconds", "timeout_seconds"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise InvalidInputError(f"{name} must be a number of seconds, not {value!r}")
-        if self.timeout_seconds == 0:
-            raise InvalidInputError("timeout_seconds must be more than 0")
+        check_settings(self, spell=str)
