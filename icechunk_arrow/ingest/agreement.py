@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.cf_time import shift_between
 from icechunk_arrow.core.cf_values import DECIDING, PACKING
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.time_units import shift_between
 
 if TYPE_CHECKING:
     from icechunk_arrow.ingest.hdf5 import FileFacts, Variable

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import zarr
 
+from icechunk_arrow.core.cf_time import shift_between
 from icechunk_arrow.core.cf_values import decode_values, missing_values
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.errors import (
@@ -33,7 +34,6 @@ from icechunk_arrow.ingest.hdf5 import (
     scan_file,
 )
 from icechunk_arrow.ingest.hdf5_chunks import chunk_places
-from icechunk_arrow.ingest.time_units import shift_between
 from icechunk_arrow.ingest.zarr_types import quiet
 
 if TYPE_CHECKING:
