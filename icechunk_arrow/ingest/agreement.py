@@ -13,9 +13,7 @@ from icechunk_arrow.core.cf_values import DECIDING, PACKING
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from icechunk_arrow.ingest.hdf5 import FileFacts, Variable
-
-__all__ = ["COMBINE_ATTRS", "Differences", "compare_files", "units_givers"]
+    from icechunk_arrow.ingest.source import FileContents, Variable
 
 COMBINE_ATTRS = ("identical", "override", "drop_conflicts")
 
@@ -34,7 +32,7 @@ class Differences:
     """As ``/path@name``."""
 
 
-def units_givers(facts: FileFacts) -> dict[str, str]:
+def units_givers(facts: FileContents) -> dict[str, str]:
     """Tell for variables that hold the bounds of another which one says their units."""
     givers = {}
     for each in facts.variables.values():
@@ -47,7 +45,7 @@ def units_givers(facts: FileFacts) -> dict[str, str]:
 
 
 def compare_files(
-    first: FileFacts, other: FileFacts, concat_dim: str, combine_attrs: str | None
+    first: FileContents, other: FileContents, concat_dim: str, combine_attrs: str | None
 ) -> Differences:
     """Compare a file with the first.
 

@@ -16,7 +16,7 @@ from zarr.core.buffer import cpu
 
 from icechunk_arrow.core.keys import ChunkKeys
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.chunk_names import decode_names, index_lists
+from icechunk_arrow.ingest.source import decode_names, index_lists
 from icechunk_arrow.ingest.zarr_v2 import array_of_v2
 
 pytestmark = [
