@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from icechunk_arrow.ingest.file_tasks import OpenFile
     from icechunk_arrow.ingest.progress import Reporter
     from icechunk_arrow.ingest.source import FileContents
-    from icechunk_arrow.session import Session
     from icechunk_arrow.spark.writing.targets import Target
     from icechunk_arrow.storage.source_files import SourceFiles
+
+    _Stage = tuple[str, Amount, ReferChunks | WriteValues, list[Any]]
+    """What is being done, how much there is of it, and the work with its parts."""
 
 _BLOCK_BYTES = 1 << 26
 """A task writes blocks of about this size, one after the other."""
@@ -135,16 +137,15 @@ def netcdf(
         drop=frozenset(own.drop),
         concat_dim=concat_dim,
     )
-    executor = SparkExecutor(spark)
-    title = f"ingest of {len(urls)} NetCDF files"
     files = FileSet(
+        executor=SparkExecutor(spark),
         urls=urls,
         open=partial(Hdf5File.open, own.files, scan),
         combine_attrs=combine_attrs,
         choices=choices,
         own=own,
     )
-    return files.take(executor, own.reporter(executor, title), target, title)
+    return files.take(target)
 
 
 def _urls(source: Any, files: SourceFiles) -> list[str]:
@@ -176,32 +177,34 @@ def _urls(source: Any, files: SourceFiles) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files that become one, and how they are to be taken."""
+    """Files that become one, how they are to be taken, and who does the work."""
 
+    executor: Executor
     urls: Sequence[str]
     open: OpenFile
     combine_attrs: str | None
     choices: Choices
     own: IngestOptions
 
-    def take(self, executor: Executor, reporter: Reporter, target: Target, title: str) -> Ingested:
+    def take(self, target: Target) -> Ingested:
         """Bring the files in."""
         own = self.own
-        scanned = self._scan(executor, reporter)
+        title = f"ingest of {len(self.urls)} NetCDF files"
+        reporter = own.reporter(self.executor, title)
+        scanned = self._scan(reporter)
         plans = scanned.plans(self.choices)
         arrays = {join_paths(own.group, plan.variable.path): plan.document for plan in plans}
         groups = {join_paths(own.group, path): each for path, each in scanned.first.groups.items()}
         with own.writing(target, title) as under_way:
             make_nodes(under_way.session, groups, arrays, overwrite=own.overwrite)
-            sending = _Sending(
-                executor=executor,
-                session=under_way.session,
-                scanned=scanned,
-                open=self.open,
-                own=own,
-                reporter=reporter,
-            )
-            count = sending.refer(plans) + sending.write(plans)
+            count = 0
+            for stage, amount, work, parts in (
+                self._referring(scanned, [plan for plan in plans if plan.referred]),
+                self._writing(scanned, [plan for plan in plans if not plan.referred]),
+            ):
+                if parts:
+                    with reporter.stage(stage, amount):
+                        count += write_parts(self.executor, under_way.session, work, parts)
         return Ingested(
             snapshot_id=under_way.snapshot_id,
             arrays=tuple(arrays),
@@ -210,7 +213,7 @@ class FileSet:
             failures=scanned.failures,
         )
 
-    def _scan(self, executor: Executor, reporter: Reporter) -> _Scanned:
+    def _scan(self, reporter: Reporter) -> _Scanned:
         """Look at all files, and leave out or refuse those that do not fit to the first."""
         failures, own, concat_dim = list[Failure](), self.own, self.choices.concat_dim
         first = None
@@ -237,7 +240,7 @@ class FileSet:
         )
         parts = cut(list(enumerate(rest)))
         with reporter.stage("looking at files", Amount(files=len(rest))):
-            answers = [answer for _, answer in executor.map(work, parts)]
+            answers = [answer for _, answer in self.executor.map(work, parts)]
         found = pa.concat_tables(answers).sort_by("position")
         fitting = found.filter(pc.is_null(found["error"]))
         for row in found.filter(pc.is_valid(found["error"])).to_pylist():
@@ -255,6 +258,52 @@ class FileSet:
         return _Scanned(
             first=first, table=fitting, failures=tuple(failures), groups=tuple(sorted(lengths))
         )
+
+    def _referring(self, scanned: _Scanned, plans: Sequence[ArrayPlan]) -> _Stage:
+        """Say how to refer to the chunks of all files."""
+        work = ReferChunks(
+            open=self.open,
+            group=self.own.group,
+            plans=tuple(plans),
+            slots={name: place for place, name in enumerate(scanned.groups)},
+        )
+        if not plans:
+            return "referring to chunks", scanned.amount, work, []
+        table = self._recorded(scanned.table).append_column("starts", scanned.starts())
+        numbers = from_values(range(table.num_rows), pa.int64())
+        parts = cut(table.append_column("position", numbers))
+        return "referring to chunks", scanned.amount, work, parts
+
+    def _recorded(self, table: pa.Table) -> pa.Table:
+        """Give the files, and what is recorded of each: all must have an ETag or a time."""
+        files = table.select(["location", "etag", "last_modified"])
+        if not self.own.detect_changes:
+            return files.select(["location"])
+        known = to_numpy(pc.is_valid(files["etag"])) | to_numpy(pc.is_valid(files["last_modified"]))
+        if not known.all():
+            names = [files["location"][int(row)].as_py() for row in np.flatnonzero(~known)]
+            raise refusal(list(map(incomparable, names)), len(names), len(known))
+        return files
+
+    def _writing(self, scanned: _Scanned, plans: Sequence[ArrayPlan]) -> _Stage:
+        """Say how to write the values of the other arrays."""
+        starts = {name: starts_of(found) for name, found in scanned.lengths().items()}
+        items = [
+            item
+            for plan in plans
+            for item in write_items(plan, starts.get(plan.group, [0]), _BLOCK_BYTES)
+        ]
+        items.sort(key=lambda item: (item.pieces[0].file, item.path, item.start))
+        names = ("location", "etag", "last_modified")
+        files = list(zip(*(scanned.table[name].to_pylist() for name in names), strict=True))
+        parts = cut([(item, [files[piece.file] for piece in item.pieces]) for item in items])
+        work = WriteValues(
+            files=self.own.files,
+            open=self.open,
+            group=self.own.group,
+            plans={plan.variable.path: plan for plan in plans},
+        )
+        return "writing values", _amount_of(plans, items), work, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,72 +390,6 @@ def _without(facts: FileContents, attributes: set[str]) -> FileContents:
             for path, each in facts.variables.items()
         },
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sending:
-    """What executors are sent out with."""
-
-    executor: Executor
-    session: Session
-    scanned: _Scanned
-    open: OpenFile
-    own: IngestOptions
-    reporter: Reporter
-
-    def refer(self, plans: Sequence[ArrayPlan]) -> int:
-        """Refer to the chunks of all files, and tell how many."""
-        chosen = [plan for plan in plans if plan.referred]
-        if not chosen:
-            return 0
-        work = ReferChunks(
-            open=self.open,
-            group=self.own.group,
-            plans=tuple(chosen),
-            slots={name: place for place, name in enumerate(self.scanned.groups)},
-        )
-        table = self._files().append_column("starts", self.scanned.starts())
-        count = from_values(range(table.num_rows), pa.int64())
-        parts = cut(table.append_column("position", count))
-        with self.reporter.stage("referring to chunks", self.scanned.amount):
-            return write_parts(self.executor, self.session, work, parts)
-
-    def _files(self) -> pa.Table:
-        """Give the files, and what is recorded of each: all must have an ETag or a time."""
-        files = self.scanned.table.select(["location", "etag", "last_modified"])
-        if not self.own.detect_changes:
-            return files.select(["location"])
-        known = to_numpy(pc.is_valid(files["etag"])) | to_numpy(pc.is_valid(files["last_modified"]))
-        if not known.all():
-            names = [files["location"][int(row)].as_py() for row in np.flatnonzero(~known)]
-            raise refusal(list(map(incomparable, names)), len(names), len(known))
-        return files
-
-    def write(self, plans: Sequence[ArrayPlan]) -> int:
-        """Write the values of the other arrays, and tell how many chunks they are."""
-        chosen = [plan for plan in plans if not plan.referred]
-        starts = {name: starts_of(found) for name, found in self.scanned.lengths().items()}
-        items = [
-            item
-            for plan in chosen
-            for item in write_items(plan, starts.get(plan.group, [0]), _BLOCK_BYTES)
-        ]
-        if not items:
-            return 0
-        items.sort(key=lambda item: (item.pieces[0].file, item.path, item.start))
-        columns = (
-            self.scanned.table[name].to_pylist() for name in ("location", "etag", "last_modified")
-        )
-        files = list(zip(*columns, strict=True))
-        parts = cut([(item, [files[piece.file] for piece in item.pieces]) for item in items])
-        work = WriteValues(
-            files=self.own.files,
-            open=self.open,
-            group=self.own.group,
-            plans={plan.variable.path: plan for plan in chosen},
-        )
-        with self.reporter.stage("writing values", _amount_of(chosen, items)):
-            return write_parts(self.executor, self.session, work, parts)
 
 
 def _amount_of(plans: Sequence[ArrayPlan], items: Sequence[WriteItem]) -> Amount:

@@ -48,14 +48,14 @@ def by_threads(paths: list[Path], repo: Repository, **words: Any) -> ingest.Inge
         codecs=None,
     )
     files = FileSet(
+        executor=Threads(3),
         urls=[f"file://{path}" for path in paths],
         open=partial(Hdf5File.open, own.files, options),
         combine_attrs=None,
         choices=choices,
         own=own,
     )
-    executor = Threads(3)
-    return files.take(executor, own.reporter(executor, "files"), repo, "files")
+    return files.take(repo)
 
 
 def references_in(repo: Repository) -> list[dict[str, Any]]:
