@@ -20,7 +20,7 @@ COMBINE_ATTRS = ("identical", "override", "drop_conflicts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What may differ and is dealt with by whoever puts files together."""
+    """What may differ, and is dealt with where files are put together."""
 
     layouts: tuple[str, ...]
     """Variables stored otherwise: in other chunks, through other filters, with another fill value."""
@@ -169,7 +169,7 @@ def _is_packed(variable: Variable) -> bool:
 def _compare_meaning(mine: Variable, theirs: Variable, *, grows: bool) -> bool:
     """Tell whether stored numbers have to be decoded before they can follow one another, or raise.
 
-    Attributes that a person wants to drop are compared as well: without them, numbers of two files that mean
+    Attributes that the caller wants to drop are compared as well: without them, numbers of two files that mean
     different values would look alike.
     """
     own, its = mine.attributes | mine.dropped, theirs.attributes | theirs.dropped
@@ -201,8 +201,8 @@ def _compare_meaning(mine: Variable, theirs: Variable, *, grows: bool) -> bool:
     return decodes
 
 
-def _calendar(said: Any) -> str:
-    word = str(said or "standard").lower()
+def _calendar(name: Any) -> str:
+    word = str(name or "standard").lower()
     return "standard" if word == "gregorian" else word
 
 

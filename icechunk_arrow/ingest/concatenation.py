@@ -38,7 +38,7 @@ _COORDINATE_ITEMS = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a person chose about the arrays."""
+    """What the caller chose about the arrays."""
 
     concat_dim: str | None
     virtual: bool
@@ -130,7 +130,7 @@ def array_plans(
     lengths
         By group, the length of each file along the dimension.
     choices
-        What a person chose.
+        What the caller chose.
     odd
         Variables that some file has otherwise than the first.
     """

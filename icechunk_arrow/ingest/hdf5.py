@@ -73,7 +73,7 @@ class Hdf5File:
     @classmethod
     @contextmanager
     def open(cls, files: SourceFiles, options: ScanOptions, location: str) -> Iterator[Hdf5File]:
-        """Open a file; whatever goes wrong with it is said with its name."""
+        """Open a file; errors name it."""
         try:
             with files.opened(location) as handle, h5py.File(handle, "r") as file:
                 yield cls(file, location, options)
@@ -113,19 +113,21 @@ class Hdf5File:
         return FileContents(groups=groups, variables=variables)
 
     def references(self, path: str) -> pa.RecordBatch:
-        """Find the chunks of a variable that are stored; values in one piece are one."""
+        """Find the chunks of a variable that are stored; values in one piece are one.
+
+        Chunks that are stored without some of the variable's filters have no location.
+        """
         dataset = self._dataset(path)
-        found = _chunked(dataset) if dataset.chunks else _in_one_piece(dataset)
-        index, offset, length, said = found
-        count = len(index)
-        location = repeated(self.location, count)
-        if not said.all():
-            location = location.take(from_numpy(np.arange(count), pa.int64(), said))
+        places = _chunked(dataset) if dataset.chunks else _in_one_piece(dataset)
+        index, offset, length, plain = places
+        location = repeated(self.location, len(index))
+        if not plain.all():
+            location = location.take(from_numpy(np.arange(len(index)), pa.int64(), plain))
         return references_batch(
             index,
             location,
-            from_numpy(offset, pa.int64(), said),
-            from_numpy(length, pa.int64(), said),
+            from_numpy(offset, pa.int64(), plain),
+            from_numpy(length, pa.int64(), plain),
         )
 
     def values(self, path: str, box: tuple[slice, ...]) -> npt.NDArray[Any]:
@@ -467,7 +469,7 @@ def _values(
 
 # -- where chunks stand: places in the file's own grid, offsets, lengths, and whether a reference can say them
 
-_Places = tuple[Any, Any, Any, Any]
+_Places = tuple[Any, Any, Any, Any]  # of numpy arrays, which have a row for each chunk
 
 
 def _chunked(dataset: h5py.Dataset) -> _Places:

@@ -113,9 +113,9 @@ def netcdf(
         :class:`IngestWords`. To ``drop`` are variables and groups, and attributes as ``/variable@attribute``: what
         says what values mean only where all files agree.
     """
-    own = IngestOptions.of(words)
+    options = IngestOptions.of(words)
     check_choice("combine_attrs", combine_attrs, (None, *COMBINE_ATTRS))
-    urls = _urls(source, own.files)
+    urls = _urls(source, options.files)
     if len(urls) > 1 and concat_dim is None:
         raise InvalidInputError(
             f"there are {len(urls)} files: concat_dim says along which dimension they follow one another"
@@ -134,16 +134,16 @@ def netcdf(
     )
     scan = ScanOptions(
         source_group="/" + source_group.strip("/"),
-        drop=frozenset(own.drop),
+        drop=frozenset(options.drop),
         concat_dim=concat_dim,
     )
     files = FileSet(
         executor=SparkExecutor(spark),
         urls=urls,
-        open=partial(Hdf5File.open, own.files, scan),
+        open=partial(Hdf5File.open, options.files, scan),
         combine_attrs=combine_attrs,
         choices=choices,
-        own=own,
+        options=options,
     )
     return files.take(target)
 
@@ -184,19 +184,21 @@ class FileSet:
     open: OpenFile
     combine_attrs: str | None
     choices: Choices
-    own: IngestOptions
+    options: IngestOptions
 
     def take(self, target: Target) -> Ingested:
         """Bring the files in."""
-        own = self.own
+        options = self.options
         title = f"ingest of {len(self.urls)} NetCDF files"
-        reporter = own.reporter(self.executor, title)
+        reporter = options.reporter(self.executor, title)
         scanned = self._scan(reporter)
         plans = scanned.plans(self.choices)
-        arrays = {join_paths(own.group, plan.variable.path): plan.document for plan in plans}
-        groups = {join_paths(own.group, path): each for path, each in scanned.first.groups.items()}
-        with own.writing(target, title) as under_way:
-            make_nodes(under_way.session, groups, arrays, overwrite=own.overwrite)
+        arrays = {join_paths(options.group, plan.variable.path): plan.document for plan in plans}
+        groups = {
+            join_paths(options.group, path): each for path, each in scanned.first.groups.items()
+        }
+        with options.writing(target, title) as under_way:
+            make_nodes(under_way.session, groups, arrays, overwrite=options.overwrite)
             count = 0
             for stage, amount, work, parts in (
                 self._referring(scanned, [plan for plan in plans if plan.referred]),
@@ -215,7 +217,7 @@ class FileSet:
 
     def _scan(self, reporter: Reporter) -> _Scanned:
         """Look at all files, and leave out or refuse those that do not fit to the first."""
-        failures, own, concat_dim = list[Failure](), self.own, self.choices.concat_dim
+        failures, options, concat_dim = list[Failure](), self.options, self.choices.concat_dim
         first = None
         rest = list(self.urls)
         while first is None:
@@ -224,15 +226,15 @@ class FileSet:
                     f"none of the {len(self.urls)} files can be read; {failures[0].reason}"
                 )
             try:
-                own.files.facts(rest[0])
+                options.files.facts(rest[0])
                 with self.open(rest[0]) as source:
                     first = source.contents()
             except IcechunkArrowError as error:
-                if own.stops:
+                if options.stops:
                     raise
                 failures.append(Failure(source=rest.pop(0), reason=error.message))
         work = Scan(
-            files=own.files,
+            files=options.files,
             open=self.open,
             first=first,
             concat_dim=concat_dim,
@@ -244,7 +246,7 @@ class FileSet:
         found = pa.concat_tables(answers).sort_by("position")
         fitting = found.filter(pc.is_null(found["error"]))
         for row in found.filter(pc.is_valid(found["error"])).to_pylist():
-            if own.stops:
+            if options.stops:
                 raise getattr(errors, row["error"])(row["reason"])
             failures.append(Failure(source=row["location"], reason=row["reason"]))
         lengths = {} if concat_dim is None else first.lengths(concat_dim)
@@ -263,7 +265,7 @@ class FileSet:
         """Say how to refer to the chunks of all files."""
         work = ReferChunks(
             open=self.open,
-            group=self.own.group,
+            group=self.options.group,
             plans=tuple(plans),
             slots={name: place for place, name in enumerate(scanned.groups)},
         )
@@ -277,7 +279,7 @@ class FileSet:
     def _recorded(self, table: pa.Table) -> pa.Table:
         """Give the files, and what is recorded of each: all must have an ETag or a time."""
         files = table.select(["location", "etag", "last_modified"])
-        if not self.own.detect_changes:
+        if not self.options.detect_changes:
             return files.select(["location"])
         known = to_numpy(pc.is_valid(files["etag"])) | to_numpy(pc.is_valid(files["last_modified"]))
         if not known.all():
@@ -298,9 +300,9 @@ class FileSet:
         files = list(zip(*(scanned.table[name].to_pylist() for name in names), strict=True))
         parts = cut([(item, [files[piece.file] for piece in item.pieces]) for item in items])
         work = WriteValues(
-            files=self.own.files,
+            files=self.options.files,
             open=self.open,
-            group=self.own.group,
+            group=self.options.group,
             plans={plan.variable.path: plan for plan in plans},
         )
         return "writing values", _amount_of(plans, items), work, parts

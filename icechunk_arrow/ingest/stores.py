@@ -90,25 +90,27 @@ def zarr(
     words
         :class:`IngestWords`. A source that fails is a store whose documents cannot be taken.
     """
-    own = IngestOptions.of(words)
+    options = IngestOptions.of(words)
     open_store = partial(
         ZarrStore.open,
-        own.files,
-        drop=own.drop,
+        options.files,
+        drop=options.drop,
         consolidated=consolidated,
-        detects=virtual and own.detect_changes,
+        detects=virtual and options.detect_changes,
     )
-    places = _places(source, own.group, _STORE_SUFFIXES)
-    stores, _, failures = _open_all(own, places, open_store)
+    places = _places(source, options.group, _STORE_SUFFIXES)
+    stores, _, failures = _open_all(options, places, open_store)
     if not stores:
         raise InvalidInputError(f"none of the stores can be taken; {failures[0].reason}")
     what = f"{len(stores)} Zarr stores" if len(stores) > 1 else stores[0][1].location
     title = f"ingest of {what}"
-    reporter = own.reporter(SparkExecutor(spark), title)
-    with own.writing(target, title) as under_way:
+    reporter = options.reporter(SparkExecutor(spark), title)
+    with options.writing(target, title) as under_way:
         intake = _Intake(
             spark=spark,
-            own=replace(own, detect_changes=False),  # a listing says of every file what it is now
+            options=replace(
+                options, detect_changes=False
+            ),  # a listing says of every file what it is now
             session=under_way.session,
             reporter=reporter,
             virtual=virtual,
@@ -153,28 +155,34 @@ def references(
         :class:`IngestWords`. A source that fails is a kerchunk file that cannot be read. The paths of a DataFrame
         are whole, and its chunks are written over those that are there.
     """
-    own = IngestOptions.of(words)
+    options = IngestOptions.of(words)
     framed = is_frame(source)
     if arrays and not framed:
         raise InvalidInputError("arrays= is for a DataFrame; others say what their arrays are")
-    if framed and (own.group.strip("/") or own.drop):
+    if framed and (options.group.strip("/") or options.drop):
         raise InvalidInputError("group= and drop= are not for a DataFrame: choose among its rows")
-    reporter = own.reporter(SparkExecutor(spark), "ingest of references")
+    reporter = options.reporter(SparkExecutor(spark), "ingest of references")
     file_count, failures = 1, []
-    with own.writing(target, "ingest references") as under_way:
+    with options.writing(target, "ingest references") as under_way:
         intake = _Intake(
-            spark=spark, own=own, session=under_way.session, reporter=reporter, virtual=virtual
+            spark=spark,
+            options=options,
+            session=under_way.session,
+            reporter=reporter,
+            virtual=virtual,
         )
-        group = join_paths(own.group, "") if not framed else "/"
+        group = join_paths(options.group, "") if not framed else "/"
         if framed:
             intake.take_frame(source, arrays or {})
         elif is_virtual(source):
             intake.take_dataset(source, group)
         elif isinstance(source, Mapping) and is_kerchunk(source):
             content = dict(source)
-            intake.take_here(group, KerchunkJson.of(own.files, content, drop=own.drop, base=base))
+            intake.take_here(
+                group, KerchunkJson.of(options.files, content, drop=options.drop, base=base)
+            )
         else:
-            places = _places(source, own.group, _FILE_SUFFIXES)
+            places = _places(source, options.group, _FILE_SUFFIXES)
             failures = intake.take_files(places, base)
             file_count = len(places) - len(failures)
     return intake.result(under_way.snapshot_id, file_count, failures)
@@ -254,7 +262,7 @@ def _name(url: str, suffixes: Sequence[str]) -> str:
 
 
 def _open_all(
-    own: IngestOptions,
+    options: IngestOptions,
     places: Sequence[tuple[str, str]],
     open_source: Callable[[str], S | None],
 ) -> tuple[list[tuple[str, S]], list[tuple[str, str]], list[Failure]]:
@@ -267,7 +275,7 @@ def _open_all(
             source = open_source(url)
         except IcechunkArrowError as error:
             reason = message_of(url, error)
-            if own.stops:
+            if options.stops:
                 raise InvalidInputError(reason, url=url) from error
             failures.append(Failure(source=url, reason=reason))
             continue
@@ -283,7 +291,7 @@ class _Intake:
     """An ingest of chunks that is under way."""
 
     spark: Any
-    own: IngestOptions
+    options: IngestOptions
     session: Session
     reporter: Reporter
     virtual: bool
@@ -320,8 +328,8 @@ class _Intake:
         """Take what is in memory as columns; variables of a dataset that have values are written by xarray."""
         if not self.virtual:
             raise InvalidInputError("virtual=False copies from DataFrames and kerchunk files only")
-        ask = partial(ask_files, SparkExecutor(self.spark), self.own.files)
-        dataset = VirtualDataset.of(source, group, ask if self.own.detect_changes else None)
+        ask = partial(ask_files, SparkExecutor(self.spark), self.options.files)
+        dataset = VirtualDataset.of(source, group, ask if self.options.detect_changes else None)
         self._make([(group, dataset.hierarchy)])
         for path in dataset.hierarchy.arrays:
             batches = (each.select(_REFERENCES.names) for each in dataset.references(path))
@@ -363,11 +371,11 @@ class _Intake:
 
     def take_files(self, places: Sequence[tuple[str, str]], base: str | None) -> list[Failure]:
         """Take kerchunk files: executors open those of JSON, of Parquet the driver reads what arrays there are."""
-        own = self.own
-        find = partial(KerchunkParquet.find, own.files, drop=own.drop, base=base)
-        folders, files, failures = _open_all(own, places, find)
+        options = self.options
+        find = partial(KerchunkParquet.find, options.files, drop=options.drop, base=base)
+        folders, files, failures = _open_all(options, places, find)
         if files:
-            open_file = partial(KerchunkJson.open, own.files, drop=own.drop, base=base)
+            open_file = partial(KerchunkJson.open, options.files, drop=options.drop, base=base)
             failures += self._take_closed(files, open_file)
         if folders:
             self.take_sources(folders)
@@ -390,7 +398,7 @@ class _Intake:
                 url = places[row["source"]][0]
                 if row["reason"] is None:  # what was pickled is of our own task
                     opened[row["source"]] = pickle.loads(bytes(row["nodes"]))  # noqa: S301
-                elif self.own.stops:
+                elif self.options.stops:
                     raise InvalidInputError(row["reason"], url=url)
                 else:
                     failures.append(Failure(source=url, reason=row["reason"]))
@@ -403,16 +411,16 @@ class _Intake:
     def _make(self, found: Sequence[tuple[str, Hierarchy]]) -> list[str]:
         """Make the nodes of sources; give the paths of the arrays."""
         groups, arrays = placed(found)
-        make_nodes(self.session, groups, arrays, overwrite=self.own.overwrite)
+        make_nodes(self.session, groups, arrays, overwrite=self.options.overwrite)
         self.arrays += arrays
         return list(arrays)
 
     def _take(self, rows: Any, paths: list[str]) -> None:
         taker = ChunkTaker(
             session=self.session,
-            files=self.own.files,
+            files=self.options.files,
             virtual=self.virtual,
-            asks=self.own.detect_changes,
+            asks=self.options.detect_changes,
             reporter=self.reporter,
         )
         self.chunk_count += taker.take(rows, paths)

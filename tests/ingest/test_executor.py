@@ -37,8 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the 
 
 def by_threads(paths: list[Path], repo: Repository, **words: Any) -> ingest.Ingested:
     """Bring files in without Spark."""
-    own = IngestOptions(detect_changes=True, **words)
-    options = ScanOptions(concat_dim="time")
+    options = IngestOptions(detect_changes=True, **words)
+    scan = ScanOptions(concat_dim="time")
     choices = Choices(
         concat_dim="time",
         virtual=True,
@@ -50,10 +50,10 @@ def by_threads(paths: list[Path], repo: Repository, **words: Any) -> ingest.Inge
     files = FileSet(
         executor=Threads(3),
         urls=[f"file://{path}" for path in paths],
-        open=partial(Hdf5File.open, own.files, options),
+        open=partial(Hdf5File.open, options.files, scan),
         combine_attrs=None,
         choices=choices,
-        own=own,
+        options=options,
     )
     return files.take(repo)
 
