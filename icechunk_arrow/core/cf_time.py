@@ -1,11 +1,13 @@
 """Times as the CF conventions write them: numbers with units such as ``hours since 1900-01-01``.
 
-Owns which units and calendars name moments exactly. Calendars of models, which have days that there never were,
-are not among them, nor are months and years, which have no fixed length.
+Owns which units and calendars name moments exactly, and how numbers that count in one unit are counted in another.
+Calendars of models, which have days that there never were, are not among them, nor are months and years, which have
+no fixed length.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,7 +20,14 @@ from icechunk_arrow.errors import InvalidInputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["TimeUnits", "decode_times", "find_time_units", "to_microseconds"]
+__all__ = [
+    "Shift",
+    "TimeUnits",
+    "decode_times",
+    "find_time_units",
+    "shift_between",
+    "to_microseconds",
+]
 
 _NANOSECONDS = {
     1: ("nanosecond", "nanoseconds", "nsec", "nsecs", "ns"),
@@ -47,6 +56,8 @@ _EPOCH_DAY = 2_440_588
 """The Julian day number of 1970-01-01."""
 _DAY = 86_400_000_000
 _MONTH_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_FLOAT_SECONDS = 1e-3
+"""So much may rounding move a time that is a float: 32 bits hold the seconds of a day to 4 ms, of a year to 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,37 @@ class TimeUnits:
     """The length of one."""
     zero: int
     """The moment of number 0, in microseconds since 1970, UTC."""
+    is_exact: bool = True
+    """Whether that is the moment that is said; False where it is said more finely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How numbers that count in one unit are counted in another: ``(number × multiplier + addend) ÷ divisor``."""
+
+    multiplier: int
+    addend: int
+    divisor: int
+    seconds: float
+    """What one is before the division."""
+
+    def apply(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Convert values; None where integers would not stay whole, or floats be off by a millisecond."""
+        if values.dtype.kind == "f":
+            exact = values.astype(np.float64) * self.multiplier + self.addend
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = (exact / self.divisor).astype(values.dtype)
+                off = np.abs(found.astype(np.float64) * self.divisor - exact) * self.seconds
+            return None if (off > _FLOAT_SECONDS).any() else found
+        most = int(max(abs(int(values.max())), abs(int(values.min())))) if values.size else 0
+        if most * self.multiplier + abs(self.addend) >= 2**63:
+            return None
+        raw = values.astype(np.int64) * self.multiplier + self.addend
+        quotient, rest = np.divmod(raw, self.divisor)
+        if rest.any():
+            return None
+        narrow = quotient.astype(values.dtype)
+        return narrow if (narrow == quotient).all() else None
 
 
 def find_time_units(units: object, calendar: object) -> TimeUnits | None:
@@ -74,11 +116,29 @@ def find_time_units(units: object, calendar: object) -> TimeUnits | None:
     if day is None or clock[0] > 24 or clock[1] > 59 or second >= 60:
         return None
     zero = (day - _EPOCH_DAY) * _DAY + (clock[0] * 60 + clock[1]) * 60_000_000
-    zero += int(second * 1_000_000)
+    micros = second * 1_000_000
+    zero += int(micros)
     if found["sign"]:
         minutes = int(found["zone_hour"]) * 60 + int(found["zone_minute"] or 0)
         zero -= (-minutes if found["sign"] == "-" else minutes) * 60_000_000
-    return TimeUnits(nanoseconds=_UNITS[found["unit"].lower()], zero=zero)
+    return TimeUnits(
+        nanoseconds=_UNITS[found["unit"].lower()], zero=zero, is_exact=micros == int(micros)
+    )
+
+
+def shift_between(units: object, wanted: object, calendar: object) -> Shift | None:
+    """Say how values counted in ``units`` become those counted in ``wanted``; None if they cannot."""
+    own, other = (find_time_units(each, calendar or None) for each in (units, wanted))
+    if own is None or other is None or not (own.is_exact and other.is_exact):
+        return None
+    apart = (own.zero - other.zero) * 1000
+    step = math.gcd(own.nanoseconds, other.nanoseconds, apart)  # numbers stay as small as they can
+    return Shift(
+        multiplier=own.nanoseconds // step,
+        addend=apart // step,
+        divisor=other.nanoseconds // step,
+        seconds=step / 1e9,
+    )
 
 
 def _day_number(date: tuple[int, int, int], *, mixed: bool) -> int | None:

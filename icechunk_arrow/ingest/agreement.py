@@ -8,21 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.cf_time import shift_between
 from icechunk_arrow.core.cf_values import DECIDING, PACKING
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.time_units import shift_between
 
 if TYPE_CHECKING:
-    from icechunk_arrow.ingest.hdf5 import FileFacts, Variable
-
-__all__ = ["COMBINE_ATTRS", "Differences", "compare_files", "units_givers"]
+    from icechunk_arrow.ingest.source import FileContents, Variable
 
 COMBINE_ATTRS = ("identical", "override", "drop_conflicts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What may differ and is dealt with by whoever puts files together."""
+    """What may differ, and is dealt with where files are put together."""
 
     layouts: tuple[str, ...]
     """Variables stored otherwise: in other chunks, through other filters, with another fill value."""
@@ -34,7 +32,7 @@ class Differences:
     """As ``/path@name``."""
 
 
-def units_givers(facts: FileFacts) -> dict[str, str]:
+def units_givers(facts: FileContents) -> dict[str, str]:
     """Tell for variables that hold the bounds of another which one says their units."""
     givers = {}
     for each in facts.variables.values():
@@ -47,7 +45,7 @@ def units_givers(facts: FileFacts) -> dict[str, str]:
 
 
 def compare_files(
-    first: FileFacts, other: FileFacts, concat_dim: str, combine_attrs: str | None
+    first: FileContents, other: FileContents, concat_dim: str, combine_attrs: str | None
 ) -> Differences:
     """Compare a file with the first.
 
@@ -171,7 +169,7 @@ def _is_packed(variable: Variable) -> bool:
 def _compare_meaning(mine: Variable, theirs: Variable, *, grows: bool) -> bool:
     """Tell whether stored numbers have to be decoded before they can follow one another, or raise.
 
-    Attributes that a person wants to drop are compared as well: without them, numbers of two files that mean
+    Attributes that the caller wants to drop are compared as well: without them, numbers of two files that mean
     different values would look alike.
     """
     own, its = mine.attributes | mine.dropped, theirs.attributes | theirs.dropped
@@ -203,8 +201,8 @@ def _compare_meaning(mine: Variable, theirs: Variable, *, grows: bool) -> bool:
     return decodes
 
 
-def _calendar(said: Any) -> str:
-    word = str(said or "standard").lower()
+def _calendar(name: Any) -> str:
+    word = str(name or "standard").lower()
     return "standard" if word == "gregorian" else word
 
 

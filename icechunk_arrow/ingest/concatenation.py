@@ -15,29 +15,20 @@ import numpy as np
 
 from icechunk_arrow.core.cf_values import PACKING
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.zarr_types import (
+from icechunk_arrow.ingest.agreement import units_givers
+from icechunk_arrow.ingest.array_documents import (
     array_document,
     check_readable,
     data_type_of,
     default_codecs,
     fill_value_of,
 )
+from icechunk_arrow.ingest.source import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from icechunk_arrow.ingest.hdf5 import FileFacts, Variable
-
-__all__ = [
-    "ArrayPlan",
-    "Choices",
-    "OddOnes",
-    "Piece",
-    "WriteItem",
-    "array_plans",
-    "starts_of",
-    "write_items",
-]
+    from icechunk_arrow.ingest.source import FileContents, Variable
 
 _MOST_PIECE_BYTES = 1 << 26
 _LEAST_PIECE_BYTES = 1 << 16
@@ -47,7 +38,7 @@ _COORDINATE_ITEMS = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a person chose about the arrays."""
+    """What the caller chose about the arrays."""
 
     concat_dim: str | None
     virtual: bool
@@ -76,10 +67,24 @@ class OddOnes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """What the values of a variable are counted in, in the first file."""
+
+    path: str
+    """The variable whose attributes say so."""
+    text: Any
+    calendar: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayPlan:
     """One array that will be."""
 
     variable: Variable
+    """As it will be in the array."""
+    stored: np.dtype[Any] | None
+    """The type in the files."""
+    units: Units
     axis: int | None
     """The axis along which files follow one another; None where the first file has all."""
     chunks: tuple[int, ...]
@@ -91,7 +96,15 @@ class ArrayPlan:
     @property
     def group(self) -> str:
         """The group of the variable."""
-        return self.variable.path.rpartition("/")[0] or "/"
+        return group_of(self.variable.path)
+
+    @property
+    def piece_bytes(self) -> int | None:
+        """Bytes of a chunk of values that stand in one piece, which references cut; None where they are chunked."""
+        variable = self.variable
+        if variable.chunks is not None or variable.dtype is None:
+            return None
+        return math.prod(self.chunks) * variable.dtype.itemsize
 
 
 def starts_of(lengths: Sequence[int]) -> list[int]:
@@ -100,7 +113,7 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
 
 
 def array_plans(
-    first: FileFacts,
+    first: FileContents,
     names: Sequence[str],
     lengths: Mapping[str, Sequence[int]],
     choices: Choices,
@@ -117,7 +130,7 @@ def array_plans(
     lengths
         By group, the length of each file along the dimension.
     choices
-        What a person chose.
+        What the caller chose.
     odd
         Variables that some file has otherwise than the first.
     """
@@ -129,13 +142,14 @@ def array_plans(
         by_name = choices.codecs if isinstance(choices.codecs, dict) else {}
         _check_names("codecs", by_name, known)
     plans = []
+    givers = units_givers(first)
     for variable in first.variables.values():
         axis = None
         if choices.concat_dim in variable.dims:
             axis = variable.dims.index(choices.concat_dim)
-        group = variable.path.rpartition("/")[0] or "/"
-        own = lengths[group] if axis is not None else [0]
-        plans.append(_plan(variable, axis, own, names, choices, odd))
+        own = lengths[group_of(variable.path)] if axis is not None else [0]
+        giver = first.variables[givers.get(variable.path, variable.path)]
+        plans.append(_plan(variable, giver, axis, own, names, choices, odd))
     return plans
 
 
@@ -149,6 +163,7 @@ def _check_names(option: str, given: Any, known: set[str]) -> None:
 
 def _plan(
     variable: Variable,
+    giver: Variable,
     axis: int | None,
     lengths: Sequence[int],
     names: Sequence[str],
@@ -177,7 +192,7 @@ def _plan(
                 f"drop=[{variable.path!r}]",
                 path=variable.path,
             )
-    referred = chunks is not None
+    referred, stored = chunks is not None, variable.dtype
     if must_decode:
         variable = _decoded(variable, odd.decoded[variable.path])
     codecs: Sequence[Any] = variable.codecs
@@ -197,6 +212,12 @@ def _plan(
         check_readable(document, variable.path)
     return ArrayPlan(
         variable=variable,
+        stored=stored,
+        units=Units(
+            path=giver.path,
+            text=giver.attributes.get("units"),
+            calendar=str(giver.attributes.get("calendar", "")),
+        ),
         axis=axis,
         chunks=tuple(chunks),
         document=document,

@@ -1,27 +1,36 @@
-"""What stands in an HDF5 or NetCDF-4 file: groups, variables, and how the bytes of each are stored.
+"""HDF5 and NetCDF-4 files: groups, variables, how the bytes of each are stored, and where.
 
-Owns reading one open file into values. Knows h5py, NetCDF's ways to write dimensions, and neither Spark nor
-repositories.
+Owns reading an open file into values. Knows h5py, and the ways in which NetCDF writes dimensions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 
 from icechunk_arrow.core.cf_values import DECIDING, PACKING, decoded_dtype
-from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.hdf5_filters import codec_of_filter
-from icechunk_arrow.ingest.zarr_types import (
+from icechunk_arrow.core.columns import from_numpy
+from icechunk_arrow.errors import CorruptFileError, IcechunkArrowError, InvalidInputError
+from icechunk_arrow.ingest.array_documents import (
     bytes_codec,
     data_type_of,
     fill_value_of,
     xarray_fill_value,
+)
+from icechunk_arrow.ingest.source import (
+    FileContents,
+    Meaning,
+    ScanOptions,
+    Variable,
+    message_of,
+    references_batch,
+    repeated,
 )
 
 if TYPE_CHECKING:
@@ -29,15 +38,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = [
-    "FileFacts",
-    "ScanOptions",
-    "Variable",
-    "find_variable",
-    "packing_of",
-    "read_values",
-    "scan_file",
-]
+    from icechunk_arrow.storage.source_files import SourceFiles
 
 _HIDDEN = frozenset(
     {
@@ -57,71 +58,104 @@ _NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable."
 _FLOATS = {("f", 2), ("f", 4), ("f", 8), ("c", 8), ("c", 16)}
 _NOT_COORDINATE = "_nc4_non_coord_"
 _SLAB_BYTES = 1 << 24
+_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32004: "lz4", 32008: "bitshuffle"}
+"""Names of filters for which Zarr has no codec."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanOptions:
-    """What is looked at in a file."""
+@dataclass(frozen=True, slots=True)
+class Hdf5File:
+    """An open file: a ``VariableSource``."""
 
-    source_group: str = "/"
-    drop: frozenset[str] = frozenset()
-    """Paths of variables and groups, and of attributes as ``/variable@attribute``."""
-    concat_dim: str | None = None
+    file: h5py.File
+    location: str
+    options: ScanOptions
 
+    @classmethod
+    @contextmanager
+    def open(cls, files: SourceFiles, options: ScanOptions, location: str) -> Iterator[Hdf5File]:
+        """Open a file; errors name it."""
+        try:
+            with files.opened(location) as handle, h5py.File(handle, "r") as file:
+                yield cls(file, location, options)
+        except IcechunkArrowError as error:
+            if location in error.message:
+                raise
+            raise type(error)(message_of(location, error)) from error
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CorruptFileError(
+                f"{location} cannot be read as HDF5 or NetCDF-4: {error}"
+            ) from error
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """A variable, and how it is stored."""
+    def contents(self) -> FileContents:
+        """Read what the file holds, its values apart."""
+        options = self.options
+        root = self.file.get(options.source_group)
+        if not isinstance(root, h5py.Group):
+            raise InvalidInputError(f"there is no group {options.source_group!r} in the file")
+        dimensions = _Dimensions()
+        groups: dict[str, dict[str, Any]] = {"/": _attributes(root, "/", options.drop)}
+        datasets: list[tuple[str, h5py.Dataset]] = []
+        for path, node in _nodes(root, "", options.drop):
+            if isinstance(node, h5py.Group):
+                groups[path] = _attributes(node, path, options.drop)
+            else:
+                datasets.append((path, node))
+        _number_dimensions(root, [node for _, node in datasets], dimensions)
+        found = [(path, node, _dims(node, dimensions)) for path, node in datasets]
+        for _, node, dims in found:
+            for name, length in zip(dims, node.shape or (), strict=True):
+                dimensions.use(name, length)
+        variables = {
+            path: _variable(path, node, dims, dimensions, options)
+            for path, node, dims in found
+            if not _is_bare_dimension(node)
+        }
+        return FileContents(groups=groups, variables=variables)
 
-    path: str
-    """Below the group that was asked for."""
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...] | None
-    """None where the values stand in one piece."""
-    dtype: np.dtype[Any] | None
-    """None for text of any length."""
-    data_type: Any
-    fill_value: Any
-    codecs: tuple[Any, ...]
-    attributes: dict[str, Any]
-    dropped: dict[str, Any]
-    """Attributes that decide values, and that somebody wants to leave out."""
-    decoded: str | None
-    """The type that its numbers have once they are decoded; None for what is no number."""
-    unreferable: str | None
-    """Why no reference can point to its values; None where one can."""
-    chunk_count: int
-    fingerprint: str | None
-    """Of its values, where it does not grow."""
+    def references(self, path: str) -> pa.RecordBatch:
+        """Find the chunks of a variable that are stored; values in one piece are one.
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its values; of text, of as many pointers."""
-        return math.prod(self.shape) * (self.dtype.itemsize if self.dtype is not None else 16)
+        Chunks that are stored without some of the variable's filters have no location.
+        """
+        dataset = self._dataset(path)
+        places = _chunked(dataset) if dataset.chunks else _in_one_piece(dataset)
+        index, offset, length, plain = places
+        location = repeated(self.location, len(index))
+        if not plain.all():
+            location = location.take(from_numpy(np.arange(len(index)), pa.int64(), plain))
+        return references_batch(
+            index,
+            location,
+            from_numpy(offset, pa.int64(), plain),
+            from_numpy(length, pa.int64(), plain),
+        )
 
+    def values(self, path: str, box: tuple[slice, ...]) -> npt.NDArray[Any]:
+        """Read stored values, with fill values where the file has not been written as far; text as objects."""
+        dataset = self._dataset(path)
+        return _values(dataset, _dtype(dataset)[0], box)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
-    """What a file holds."""
+    def meaning(self, path: str) -> Meaning:
+        """Tell what stored values of a variable mean."""
+        dataset = self._dataset(path)
+        units = dataset.attrs.get("units", b"")
+        return Meaning(
+            packing=_packing(dataset, path, self.options.drop),
+            fill_value=dataset.fillvalue,
+            units=units.decode() if isinstance(units, bytes) else str(units),
+        )
 
-    groups: dict[str, dict[str, Any]]
-    """Attributes of each group, by path; the one that was asked for is ``/``."""
-    variables: dict[str, Variable]
-
-    def lengths(self, concat_dim: str) -> dict[str, int]:
-        """Tell for each group with variables along a dimension how long it is."""
-        found: dict[str, int] = {}
-        for each in self.variables.values():
-            if concat_dim in each.dims:
-                length = each.shape[each.dims.index(concat_dim)]
-                group = each.path.rpartition("/")[0] or "/"
-                if found.setdefault(group, length) != length:
-                    raise InvalidInputError(
-                        f"{each.path!r} has length {length} along {concat_dim!r}, and another variable of "
-                        f"the group has {found[group]}"
-                    )
-        return found
+    def _dataset(self, path: str) -> h5py.Dataset:
+        """Find the dataset of a variable that a scan has seen."""
+        inner = path.lstrip("/")
+        group = self.file[self.options.source_group]
+        node = group.get(inner)
+        if node is None:
+            above, _, name = inner.rpartition("/")
+            node = group.get(f"{above}/{_NOT_COORDINATE}{name}".lstrip("/"))
+        if not isinstance(node, h5py.Dataset):
+            raise InvalidInputError(f"there is no variable {path!r} in the file any more")
+        return node
 
 
 @dataclass(slots=True)
@@ -155,32 +189,6 @@ class _Dimensions:
         return chosen
 
 
-def scan_file(file: h5py.File, options: ScanOptions) -> FileFacts:
-    """Read what an open file holds, its values apart."""
-    root = file.get(options.source_group)
-    if not isinstance(root, h5py.Group):
-        raise InvalidInputError(f"there is no group {options.source_group!r} in the file")
-    dimensions = _Dimensions()
-    groups: dict[str, dict[str, Any]] = {"/": _attributes(root, "/", options.drop)}
-    datasets: list[tuple[str, h5py.Dataset, tuple[str, ...]]] = []
-    for path, node in _nodes(root, "", options.drop):
-        if isinstance(node, h5py.Group):
-            groups[path] = _attributes(node, path, options.drop)
-        else:
-            datasets.append((path, node, ()))
-    _number_dimensions(root, datasets, dimensions)
-    named = [(path, node, _dims(node, dimensions)) for path, node, _ in datasets]
-    for _, node, dims in named:
-        for name, length in zip(dims, node.shape or (), strict=True):
-            dimensions.use(name, length)
-    variables = {
-        path: _variable(path, node, dims, dimensions, options)
-        for path, node, dims in named
-        if not _is_bare_dimension(node)
-    }
-    return FileFacts(groups=groups, variables=variables)
-
-
 def _nodes(group: h5py.Group, above: str, drop: Collection[str]) -> Iterator[tuple[str, Any]]:
     for name in group:
         path = f"{above}/{name.removeprefix(_NOT_COORDINATE)}"
@@ -199,12 +207,9 @@ def _nodes(group: h5py.Group, above: str, drop: Collection[str]) -> Iterator[tup
 
 
 def _number_dimensions(
-    root: h5py.Group,
-    datasets: list[tuple[str, h5py.Dataset, tuple[str, ...]]],
-    dimensions: _Dimensions,
+    root: h5py.Group, nodes: list[h5py.Dataset], dimensions: _Dimensions
 ) -> None:
     """Learn which number the NetCDF library gave to each dimension, in groups above too."""
-    nodes = [node for _, node, _ in datasets]
     above = root
     while above.name != "/":
         above = above.parent
@@ -277,7 +282,7 @@ def _variable(
             for name in dataset.attrs
             if name in DECIDING and f"{path}@{name}" in options.drop
         },
-        decoded=_decoded(dtype, packing_of(dataset, path, options.drop)),
+        decoded=_decoded(dtype, _packing(dataset, path, options.drop)),
         unreferable=unreferable,
         chunk_count=dataset.id.get_num_chunks() if dataset.chunks else 1,
         fingerprint=None,
@@ -292,7 +297,7 @@ def _fingerprint(variable: Variable, dataset: h5py.Dataset) -> str:
     digest = hashlib.sha256()
     rest = tuple(slice(0, length) for length in variable.shape[1:])
     for rows in _slabs(variable):
-        values = read_values(dataset, variable.dtype, variable.shape, (*rows, *rest))
+        values = _values(dataset, variable.dtype, (*rows, *rest))
         texts = variable.dtype is None
         digest.update("\0".join(values.ravel().tolist()).encode() if texts else values.tobytes())
     return digest.hexdigest()
@@ -310,7 +315,7 @@ def _slabs(variable: Variable) -> Iterator[tuple[slice, ...]]:
         yield (slice(start, min(start + step, variable.shape[0])),)
 
 
-def packing_of(dataset: h5py.Dataset, path: str, drop: Collection[str]) -> dict[str, Any]:
+def _packing(dataset: h5py.Dataset, path: str, drop: Collection[str]) -> dict[str, Any]:
     """Give the attributes that say what stored numbers stand for, as the file has them."""
     return {
         name: dataset.attrs[name]
@@ -359,11 +364,33 @@ def _codecs(
     codecs: list[Any] = [bytes_codec(dtype)]
     for place in range(properties.get_nfilters()):
         number, _, settings, name = properties.get_filter(place)
-        codec = codec_of_filter(number, settings, name)
+        codec = _filter_codec(number, settings, name)
         if isinstance(codec, str):
             return (), f"Zarr has no codec for its filter {codec}"
         codecs.append(codec)
     return tuple(codecs), None
+
+
+def _filter_codec(number: int, settings: tuple[int, ...], name: bytes) -> dict[str, Any] | str:
+    """Give the codec that undoes a filter, or the filter's name where there is none."""
+    match number:
+        case 1:
+            return _codec("zlib", level=min(settings[0], 9) if settings else 1)
+        case 2:
+            return _codec("shuffle", elementsize=settings[0])
+        case 3:
+            return _codec("fletcher32")
+        case 307:
+            return _codec("bz2", level=settings[0] if settings else 9)
+        case 32001:
+            return _codec("blosc")
+        case 32015:
+            return _codec("zstd", level=settings[0] if settings else 3)
+    return _FILTERS.get(number) or name.decode(errors="replace") or f"number {number}"
+
+
+def _codec(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": f"numcodecs.{name}", "configuration": configuration}
 
 
 def _odd_bytes(dataset: h5py.Dataset) -> str | None:
@@ -423,36 +450,55 @@ def _plain(value: Any) -> Any:
     raise TypeError
 
 
-def find_variable(file: h5py.File, source_group: str, path: str) -> h5py.Dataset:
-    """Find the dataset of a variable that a scan has seen."""
-    inner = path.lstrip("/")
-    group = file[source_group]
-    node = group.get(inner)
-    if node is None:
-        above, _, name = inner.rpartition("/")
-        node = group.get(f"{above}/{_NOT_COORDINATE}{name}".lstrip("/"))
-    if not isinstance(node, h5py.Dataset):
-        raise InvalidInputError(f"there is no variable {path!r} in the file any more")
-    return node
-
-
-def read_values(
-    dataset: h5py.Dataset,
-    dtype: np.dtype[Any] | None,
-    shape: tuple[int, ...],
-    region: tuple[slice, ...] | None = None,
+def _values(
+    dataset: h5py.Dataset, dtype: np.dtype[Any] | None, box: tuple[slice, ...]
 ) -> npt.NDArray[Any]:
-    """Read values of a region, with fill values where the file has not been written as far."""
-    wanted = region if region is not None else tuple(slice(0, length) for length in shape)
     inside = tuple(
         slice(min(part.start, length), min(part.stop, length))
-        for part, length in zip(wanted, dataset.shape, strict=True)
+        for part, length in zip(box, dataset.shape, strict=True)
     )
     values = dataset.asstr()[inside] if dtype is None else dataset[inside]
     values = np.asarray(values, object if dtype is None else dtype.newbyteorder("="))
-    if inside == wanted:
+    if inside == box:
         return values
     fill = "" if dtype is None else dataset.fillvalue
-    whole = np.full([part.stop - part.start for part in wanted], fill, values.dtype)
+    whole = np.full([part.stop - part.start for part in box], fill, values.dtype)
     whole[tuple(slice(0, length) for length in values.shape)] = values
     return whole
+
+
+# -- where chunks stand: places in the file's own grid, offsets, lengths, and whether a reference can say them
+
+_Places = tuple[Any, Any, Any, Any]  # of numpy arrays, which have a row for each chunk
+
+
+def _chunked(dataset: h5py.Dataset) -> _Places:
+    """Read the index of chunks; some may be stored otherwise than the dataset says."""
+    rows: list[tuple[tuple[int, ...], int, int, int]] = []
+    if dataset.id.get_num_chunks():
+        dataset.id.chunk_iter(rows.append)
+    if not rows:
+        return _nothing(dataset.ndim)
+    corners, masks, offsets, lengths = zip(*rows, strict=True)
+    corner = np.array(corners, np.int64).reshape(len(rows), dataset.ndim)
+    inside = (corner < np.array(dataset.shape, np.int64)).all(axis=1)
+    return (
+        (corner // np.array(dataset.chunks, np.int64))[inside],
+        np.array(offsets, np.int64)[inside],
+        np.array(lengths, np.int64)[inside],
+        np.array(masks, np.int64)[inside] == 0,
+    )
+
+
+def _in_one_piece(dataset: h5py.Dataset) -> _Places:
+    start = dataset.id.get_offset()
+    if start is None or 0 in dataset.shape:
+        return _nothing(dataset.ndim)
+    one = np.zeros((1, dataset.ndim), np.int64)
+    length = np.array([dataset.id.get_storage_size()], np.int64)
+    return one, np.array([start], np.int64), length, np.ones(1, np.bool_)
+
+
+def _nothing(ndim: int) -> _Places:
+    none = np.empty(0, np.int64)
+    return np.empty((0, ndim), np.int64), none, none, np.empty(0, np.bool_)

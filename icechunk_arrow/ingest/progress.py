@@ -1,24 +1,19 @@
-"""How far an ingest has come, and what came of it: for Spark's pages, for a callback, and for the caller.
+"""How far an ingest has come, and what came of it.
 
-Owns what is said while Spark works. Counts come from what is known beforehand and the share of tasks that are done.
+Owns what the caller is told. Counts come from what is known beforehand and the share of the work that is done.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from icechunk_arrow.engine.context import new_id
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Amount", "Failure", "Ingested", "Progress", "Reporter"]
-
-_EVERY_SECONDS = 0.5
+    from icechunk_arrow.ingest.executor import Executor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +43,7 @@ class Progress:
     total: Amount
     elapsed_seconds: float
     share: float
-    """Between 0 and 1: of Spark's tasks."""
+    """Between 0 and 1: of the tasks, or parts, of the stage."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -102,32 +97,28 @@ class Ingested:
 
 
 class Reporter:
-    """Says what Spark is doing.
+    """Tells what an executor is doing.
 
     Parameters
     ----------
-    spark
-        A Spark session, classic or of Spark Connect.
+    executor
+        Does the work.
     title
         What the whole is, as it stands in descriptions of jobs.
     on_progress
-        Called from another thread, now and then and at the end of every stage.
+        Called, maybe from another thread, now and then and at the end of every stage.
     """
 
     def __init__(
-        self, spark: Any, title: str, on_progress: Callable[[Progress], None] | None
+        self, executor: Executor, title: str, on_progress: Callable[[Progress], None] | None
     ) -> None:
-        self._spark = spark
-        self.title = title
+        self._executor = executor
+        self._title = title
         self._call = on_progress
-
-    def description(self, stage: str) -> str:
-        """Name a stage for Spark's pages."""
-        return f"{self.title}: {stage}"
 
     @contextmanager
     def stage(self, stage: str, total: Amount) -> Iterator[None]:
-        """Describe the jobs of a block, and report on them."""
+        """Describe the work of a block, and report on it."""
         start = time.monotonic()
         most = 0.0
 
@@ -143,77 +134,7 @@ class Reporter:
                     )
                 )
 
-        watch = _on_connect if _is_remote(self._spark) else _on_classic
-        with watch(self._spark, self.description(stage), report if self._call else None):
+        watch = report if self._call else None
+        with self._executor.watched(f"{self._title}: {stage}", watch):
             yield
         report(1.0)
-
-
-def _is_remote(spark: Any) -> bool:
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-@contextmanager
-def _on_classic(
-    spark: Any, description: str, report: Callable[[float], None] | None
-) -> Iterator[None]:
-    context = spark.sparkContext
-    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-    before = {name: context.getLocalProperty(name) for name in names}
-    group = f"icechunk-{new_id()}"
-    context.setJobGroup(group, description)
-    ended = threading.Event()
-    watcher = None
-    if report is not None:
-        watcher = threading.Thread(
-            target=_poll, args=(context.statusTracker(), group, report, ended), daemon=True
-        )
-        watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if watcher is not None:
-            watcher.join()
-        for name, value in before.items():
-            context.setLocalProperty(name, value)
-
-
-def _poll(
-    tracker: Any, group: str, report: Callable[[float], None], ended: threading.Event
-) -> None:
-    while not ended.wait(_EVERY_SECONDS):
-        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
-        stages = filter(None, (tracker.getStageInfo(i) for job in jobs for i in job.stageIds))
-        share = _share((stage.numCompletedTasks, stage.numTasks) for stage in stages)
-        if share < 1:
-            report(share)
-
-
-def _share(stages: Iterable[tuple[int, int]]) -> float:
-    """Give the part of all tasks that is done."""
-    pairs = list(stages)
-    total = sum(count for _, count in pairs)
-    return sum(done for done, _ in pairs) / total if total else 0.0
-
-
-@contextmanager
-def _on_connect(
-    spark: Any, description: str, report: Callable[[float], None] | None
-) -> Iterator[None]:
-    tag = description.replace(",", ";")
-
-    def handle(stages: Iterable[Any] | None, *_: Any, **__: Any) -> None:
-        share = _share((each.num_completed_tasks, each.num_tasks) for each in stages or ())
-        if report is not None and 0 < share < 1:
-            report(share)
-
-    spark.addTag(tag)
-    if report is not None:
-        spark.registerProgressHandler(handle)
-    try:
-        yield
-    finally:
-        if report is not None:
-            spark.removeProgressHandler(handle)
-        spark.removeTag(tag)

@@ -12,7 +12,7 @@ import numpy as np
 from zarr.dtype import parse_dtype
 
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.zarr_types import (
+from icechunk_arrow.ingest.array_documents import (
     STRING_CODECS,
     array_document,
     bytes_codec,
@@ -25,9 +25,7 @@ from icechunk_arrow.ingest.zarr_types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DIMENSIONS", "array_of_v2"]
-
-DIMENSIONS = "_ARRAY_DIMENSIONS"
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Where xarray keeps the names of dimensions in Zarr v2."""
 
 _ARRAY_FILTERS = {
@@ -84,7 +82,7 @@ def array_of_v2(zarray: Mapping[str, Any], attributes: Mapping[str, Any]) -> dic
     except (KeyError, TypeError) as error:
         raise InvalidInputError(f"its .zarray is not one of Zarr v2: {error!r}") from error
     own = dict(attributes)
-    names = own.pop(DIMENSIONS, None)
+    names = own.pop(_DIMENSIONS, None)
     if raw_type == "|O":
         data_type, codecs, dtype = _objects(filters)
         fill_value = _object_fill(fill, data_type)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from icechunk_arrow.core.cf_time import decode_times, find_time_units, to_microseconds
+from icechunk_arrow.core.cf_time import (
+    decode_times,
+    find_time_units,
+    shift_between,
+    to_microseconds,
+)
 from icechunk_arrow.errors import InvalidInputError
 
 xarray = pytest.importorskip("xarray")
@@ -103,3 +111,63 @@ def test_any_unit_becomes_microseconds(unit: str) -> None:
     values = np.array([-3, 0, 5001, "NaT"], f">M8[{unit}]")
 
     assert to_microseconds(values, "x").tolist() == values.astype("M8[us]").tolist()
+
+
+@given(
+    unit=st.sampled_from(["days", "hours", "minutes", "seconds"]),
+    wanted=st.sampled_from(["day", "h", "min", "s"]),
+    start=st.datetimes(min_value=datetime(1600, 1, 1)),  # noqa: DTZ001 -- as files have them
+    values=st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
+)
+def test_times_are_counted_exactly_or_not_at_all(
+    unit: str, wanted: str, start: Any, values: list[int]
+) -> None:
+    """A whole number becomes the whole number that means the same moment, or nothing."""
+    begin = np.datetime64(start.replace(microsecond=0), "s")
+    seconds = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+    other = {"day": 86400, "h": 3600, "min": 60, "s": 1}
+    shift = shift_between(
+        f"{unit} since {str(begin).replace('T', ' ')}", f"{wanted} since 2000-01-01", "standard"
+    )
+    assert shift is not None
+    column = np.array(values, np.int64)
+    found = shift.apply(column)
+
+    moments = begin + column * np.timedelta64(seconds[unit], "s")
+    apart = (moments - np.datetime64("2000-01-01", "s")).astype(np.int64)
+    if (apart % other[wanted]).any():
+        assert found is None
+    else:
+        assert found is not None
+        assert (found * other[wanted] == apart).all()
+
+
+def test_other_calendars_are_not_converted() -> None:
+    """Years of 360 days are not ours, and a unit that is none is not guessed at."""
+    assert shift_between("days since 2000-01-01", "days since 2001-01-01", "360_day") is None
+    assert shift_between("fortnights since 2000-01-01", "days since 2000-01-01", "standard") is None
+    assert shift_between("months since 2000-01-01", "days since 2000-01-01", "standard") is None
+    assert shift_between("days since 2001-02-29", "days since 2000-01-01", "standard") is None
+    assert shift_between(b"days since 2000-01-01", "days since 2000-01-01", None) is None
+
+
+@pytest.mark.parametrize(
+    ("units", "wanted", "calendar", "values", "found"),
+    [
+        ("weeks since 2000-01-03", "days since 2000-01-01", "", [0, 2], [2, 16]),
+        ("hours since 2000-01-01 00:00 +01:00", "hours since 2000-01-01", None, [1], [0]),
+        ("ms since 2000-01-01 00:00:00.25", "ms since 2000-01-01", None, [-250, 0], [0, 250]),
+        ("days since 1582-10-15", "days since 1582-10-04", "standard", [0], [1]),
+        ("days since 1582-10-15", "days since 1582-10-04", "proleptic_gregorian", [0], [11]),
+        ("ns since 2000-01-01 00:00:00.0000001", "ns since 2000-01-01", None, [0], None),
+        ("days since 0001-01-01", "days since 2000-01-01", "standard", [10**6], [269_879]),
+    ],
+)
+def test_times_of_any_unit_and_zone_are_counted_anew(
+    units: str, wanted: str, calendar: str | None, values: list[int], found: list[int] | None
+) -> None:
+    """Whatever names moments can be counted from another one; what would be cut off is not."""
+    shift = shift_between(units, wanted, calendar)
+    counted = None if shift is None else shift.apply(np.array(values))
+
+    assert (None if counted is None else counted.tolist()) == found

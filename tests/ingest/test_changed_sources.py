@@ -23,7 +23,8 @@ from icechunk_arrow.errors import (
     SourceChangedError,
     StorageError,
 )
-from icechunk_arrow.ingest.source_facts import facts_of
+from icechunk_arrow.ingest.executor import Threads
+from icechunk_arrow.ingest.source import ask_files
 from icechunk_arrow.storage.source_files import SourceFiles
 from tests.ingest.files import new_repository, opened, weather_file
 from tests.ingest.test_references import (
@@ -314,7 +315,7 @@ def test_what_web_servers_say_of_a_file(tmp_path: Path, monkeypatch: pytest.Monk
             assert found.can_be_compared == (etag is not None or moment is not None)
         assert set(Files.seen) == {"/a%20b.bin?sig=a%2Fb"}
         with pytest.raises(InvalidInputError, match="neither an ETag nor a time"):
-            facts_of(None, files, [url])
+            ask_files(Threads(), files, [url])
         assert isinstance(files.facts_of_all([url + "x", url])[1].size_bytes, int)  # type: ignore[union-attr]
         for status, kind in ((404, ObjectNotFoundError), (403, StorageError), (500, StorageError)):
             monkeypatch.setattr(Files, "status", status)

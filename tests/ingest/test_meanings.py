@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import netCDF4
 import numpy as np
-import pyarrow as pa
 import pytest
 import xarray as xr
 import zarr
@@ -17,8 +17,16 @@ from icechunk_arrow import ingest
 from icechunk_arrow.core.cf_values import PACKING
 from icechunk_arrow.errors import InvalidInputError, SourceChangedError
 from icechunk_arrow.ingest.agreement import compare_files
-from icechunk_arrow.ingest.hdf5 import ScanOptions, scan_file
-from icechunk_arrow.ingest.hdf5_work import WriteTarget, WriteValues
+from icechunk_arrow.ingest.concatenation import (
+    Choices,
+    OddOnes,
+    Piece,
+    WriteItem,
+    array_plans,
+)
+from icechunk_arrow.ingest.file_tasks import WriteValues
+from icechunk_arrow.ingest.hdf5 import Hdf5File
+from icechunk_arrow.ingest.source import ScanOptions
 from icechunk_arrow.storage.source_files import SourceFiles
 from tests.ingest.files import new_repository, opened, reopened
 
@@ -68,12 +76,12 @@ def each_as_xarray_reads(paths: list[Path]) -> xr.DataArray:
 
 def compared(paths: list[Path], drop: set[str] | None = None) -> Differences:
     """Compare the second file with the first, without Spark."""
-    facts = []
+    options = ScanOptions(concat_dim="time", drop=frozenset(drop or ()))
+    found = []
     for path in paths:
-        with h5py.File(path) as file:
-            options = ScanOptions(concat_dim="time", drop=frozenset(drop or ()))
-            facts.append(scan_file(file, options))
-    return compare_files(facts[0], facts[1], "time", None)
+        with Hdf5File.open(SourceFiles({}), options, f"file://{path}") as file:
+            found.append(file.contents())
+    return compare_files(found[0], found[1], "time", None)
 
 
 ODD: list[dict[str, Any]] = [
@@ -199,36 +207,33 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(tmp_path: Path) -> Non
     url = f"file://{path}"
     files = SourceFiles({})
     found = files.facts(url)
-    target = WriteTarget(
-        path="/t2m",
-        source="/t2m",
-        dtype=np.dtype("i2"),
-        shape=(4, 5),
-        decoded=None,
-        axis=0,
-        units_source="/t2m",
-        units=None,
-        calendar="",
+    opens = partial(Hdf5File.open, files, ScanOptions(concat_dim="time"))
+    with opens(url) as file:
+        contents = file.contents()
+    choices = Choices(
+        concat_dim="time",
+        virtual=False,
+        rewrite=frozenset(),
+        rewrite_below_bytes=0,
+        chunks={},
+        codecs=None,
     )
-    work = WriteValues(files=files, source_group="/", drop=frozenset(), targets={"/t2m": target})
-    row = {
-        "path": "/t2m",
-        "start": [0, 0],
-        "stop": [4, 5],
-        "locations": [url],
-        "etags": [found.etag],
-        "times": [found.last_modified],
-        "froms": [0],
-        "tos": [4],
-    }
-    work(session.fork(), [pa.RecordBatch.from_pylist([row])])
+    nothing_odd = OddOnes(layouts={}, packings={}, decoded={}, units={})
+    plans = array_plans(contents, [url], {"/": [4]}, choices, nothing_odd)
+    work = WriteValues(
+        files=files, open=opens, group="/", plans={plan.variable.path: plan for plan in plans}
+    )
+    whole = (Piece(file=0, start=0, stop=4),)
+    item = WriteItem(path="/t2m", start=(0, 0), stop=(4, 5), pieces=whole)
+    part = [(item, [(url, found.etag, found.last_modified)])]
+    work(session.fork(), part)
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("time", None)
         file.createDimension("x", 5)
         file.createVariable("t2m", "i2", ("time", "x"))[:] = np.zeros((2, 5))
 
     with pytest.raises(SourceChangedError, match=r"a\.nc was changed while it was taken in"):
-        work(session.fork(), [pa.RecordBatch.from_pylist([row])])
+        work(session.fork(), part)
 
 
 @spark_test

@@ -1,9 +1,8 @@
-"""What other formats say, in the words of Zarr v3: documents, names of chunks, units of time. No Spark."""
+"""What other formats say, in the words of Zarr v3: documents and names of chunks. No Spark."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
 
 import numcodecs
@@ -17,8 +16,7 @@ from zarr.core.buffer import cpu
 
 from icechunk_arrow.core.keys import ChunkKeys
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.ingest.chunk_names import decode_names, index_lists
-from icechunk_arrow.ingest.time_units import shift_between
+from icechunk_arrow.ingest.source import decode_names, index_lists
 from icechunk_arrow.ingest.zarr_v2 import array_of_v2
 
 pytestmark = [
@@ -137,39 +135,3 @@ def test_names_of_chunks_are_decoded_as_one_by_one(
             wanted.append((row, list(found)))
     lists = index_lists(index).to_pylist()
     assert list(zip(rows.tolist(), lists, strict=True)) == wanted
-
-
-@given(
-    unit=st.sampled_from(["days", "hours", "minutes", "seconds"]),
-    wanted=st.sampled_from(["day", "h", "min", "s"]),
-    start=st.datetimes(min_value=datetime(1600, 1, 1)),  # noqa: DTZ001 -- as files have them
-    values=st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
-)
-def test_times_are_counted_exactly_or_not_at_all(
-    unit: str, wanted: str, start: Any, values: list[int]
-) -> None:
-    """A whole number becomes the whole number that means the same moment, or nothing."""
-    begin = np.datetime64(start.replace(microsecond=0), "s")
-    seconds = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
-    other = {"day": 86400, "h": 3600, "min": 60, "s": 1}
-    shift = shift_between(
-        f"{unit} since {str(begin).replace('T', ' ')}", f"{wanted} since 2000-01-01", "standard"
-    )
-    assert shift is not None
-    column = np.array(values, np.int64)
-    found = shift.apply(column)
-
-    moments = begin + column * np.timedelta64(seconds[unit], "s")
-    apart = (moments - np.datetime64("2000-01-01", "s")).astype(np.int64)
-    if (apart % other[wanted]).any():
-        assert found is None
-    else:
-        assert found is not None
-        assert (found * other[wanted] == apart).all()
-
-
-def test_other_calendars_are_not_converted() -> None:
-    """Years of 360 days are not ours, and a unit that is none is not guessed at."""
-    assert shift_between("days since 2000-01-01", "days since 2001-01-01", "360_day") is None
-    assert shift_between("fortnights since 2000-01-01", "days since 2000-01-01", "standard") is None
-    assert shift_between("months since 2000-01-01", "days since 2000-01-01", "standard") is None

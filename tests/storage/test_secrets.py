@@ -14,7 +14,7 @@ import zarr
 from icechunk_arrow import Repository
 from icechunk_arrow.engine.virtual import VirtualAccess
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
-from icechunk_arrow.ingest.words import Said
+from icechunk_arrow.ingest.options import IngestOptions
 from icechunk_arrow.storage.open import open_storage
 from icechunk_arrow.storage.secrets import Entrusted, hidden, pickled_options, without_password
 from icechunk_arrow.storage.settings import StorageSettings
@@ -244,5 +244,8 @@ def test_texts_of_libraries_hide_what_was_given() -> None:
 def test_representations_hide_options() -> None:
     """Values that carry options do not show them."""
     options = {"secret": SECRET}
-    for each in (SourceFiles(options), Said(source_options=options, storage_options=options)):
+    for each in (
+        SourceFiles(options),
+        IngestOptions(source_options=options, storage_options=options),
+    ):
         assert SECRET not in repr(each)

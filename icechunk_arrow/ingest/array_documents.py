@@ -1,6 +1,6 @@
-"""Data types and fill values of other formats, in the words of a Zarr v3 document.
+"""Documents of arrays that other formats have: their data types, fill values and codecs in the words of Zarr v3.
 
-Owns the translation alone: which arrays there are, and how they are encoded, is others' business.
+Owns the translation alone: which arrays there are, and how their bytes are encoded, each format knows.
 """
 
 from __future__ import annotations
@@ -19,18 +19,6 @@ from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = [
-    "STRING_CODECS",
-    "array_document",
-    "bytes_codec",
-    "check_readable",
-    "data_type_of",
-    "default_codecs",
-    "fill_value_of",
-    "quiet",
-    "xarray_fill_value",
-]
 
 _COMPRESSED = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
 STRING_CODECS = ({"name": "vlen-utf8"}, _COMPRESSED)
@@ -105,7 +93,7 @@ def _packed(value: float) -> str:
 
 
 def check_readable(document: dict[str, Any], path: str) -> None:
-    """Refuse a document that zarr would not open: codecs that somebody chose may be none."""
+    """Refuse a document that zarr would not open: codecs that the caller chose may be none."""
     try:
         with quiet():
             ArrayV3Metadata.from_dict(document)

@@ -1,9 +1,9 @@
-"""Rows of a Delta table into arrays: all of them, or only what came since the last time.
+"""``ingest.dataframe`` and ``ingest.delta``: rows of a Spark frame, and of a Delta table, into arrays.
 
-Owns which rows are taken, and how it is remembered: the table's version stands among the snapshot's properties as
-the last batch of a stream does, once for each array, and every later commit carries it forward. So a run that is
-repeated does nothing, and one that was interrupted begins again. A table is known by Delta's id: one that was made
-anew is another one.
+Owns which rows of a table are taken, all or only what came since the last time, and how it is remembered: the
+table's version stands among the snapshot's properties as the last batch of a stream does, once for each array, and
+every later commit carries it forward. So a run that is repeated does nothing, and one that was interrupted begins
+again. A table is known by Delta's id: one that was made anew is another one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from icechunk_arrow.core.stream_marks import Advance, last_batches
 from icechunk_arrow.delta.tables import DeltaTable, delta_table
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
+from icechunk_arrow.ingest.options import check_choice
 from icechunk_arrow.ingest.progress import Amount, Ingested, Reporter
-from icechunk_arrow.ingest.spark_frames import check_choice
+from icechunk_arrow.ingest.spark import SparkExecutor
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.quoting import identifier
@@ -35,10 +36,9 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.ingest.progress import Progress
     from icechunk_arrow.spark.writing.rows import RowTargets
+    from icechunk_arrow.spark.writing.targets import Target
 
     Arrays = str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
-
-__all__ = ["IngestedTable", "delta"]
 
 _ORDER = "_icechunk_order"
 _OF_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
@@ -57,6 +57,43 @@ _REASONS = {
     "DELTA_TRUNCATED_TRANSACTION_LOG": _FORGOTTEN,
 }
 """Delta's names of errors, and what they come to."""
+
+
+def dataframe(
+    spark: Any,
+    df: Any,
+    target: Target,
+    arrays: Arrays = None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Ingested:
+    """Bring the rows of a frame into arrays, as one commit.
+
+    This is :func:`icechunk_arrow.spark.write_rows`, with progress and an answer like those of the other ingests.
+
+    Parameters
+    ----------
+    spark
+        The session that the frame is of.
+    df
+        A column of coordinates for each dimension, and a column of values for each array.
+    target
+        A repository, its path or URL, or a writable session, which is then not committed here.
+    arrays, options
+        What ``write_rows`` takes: ``dimensions``, ``coordinates``, ``duplicates``, ``outside``, ``branch``, ….
+    on_progress
+        Called now and then with how far it has come.
+    """
+    title = "icechunk_arrow: rows of a frame"
+    with Reporter(SparkExecutor(spark), title, on_progress).stage("rows", Amount()):
+        done = write_rows(df, target, arrays, **options)
+    return Ingested(
+        snapshot_id=done.snapshot_id,
+        arrays=tuple(sorted(done.totals.paths)),
+        file_count=0,
+        chunk_count=done.totals.chunk_count,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +177,9 @@ def delta(
         arrays=arrays,
         take=take,
         options=options,
-        reporter=Reporter(spark, f"icechunk_arrow: rows of {source.label}", on_progress),
+        reporter=Reporter(
+            SparkExecutor(spark), f"icechunk_arrow: rows of {source.label}", on_progress
+        ),
     )
     if isinstance(target, Session):
         return _into_session(run, target, version, storage_options)

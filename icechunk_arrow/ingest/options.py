@@ -1,12 +1,15 @@
-"""The words that ``ingest.zarr``, ``netcdf`` and ``references`` have in common, said and checked in one place."""
+"""What all ingests of files are told: options, checked in one place.
+
+Owns the options that ``ingest.zarr``, ``netcdf`` and ``references`` have in common.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.progress import Reporter
-from icechunk_arrow.ingest.spark_frames import check_choice
 from icechunk_arrow.spark.writing.targets import writing
 from icechunk_arrow.storage.source_files import SourceFiles
 
@@ -14,12 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
+    from icechunk_arrow.ingest.executor import Executor
     from icechunk_arrow.ingest.progress import Progress
     from icechunk_arrow.spark.writing.targets import Target, Writing
 
-__all__ = ["FAILURES", "IngestWords", "Said", "said"]
-
-FAILURES = ("error", "report")
+_FAILURES = ("error", "report")
 """What becomes of a source that cannot be taken: nothing is committed, or the rest is."""
 
 
@@ -61,8 +63,8 @@ class IngestWords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What somebody said with these words, and what goes without saying."""
+class IngestOptions:
+    """The options of one ingest, those included that the caller left out."""
 
     group: str = "/"
     drop: tuple[str, ...] = ()
@@ -76,6 +78,18 @@ class Said:
     detect_changes: bool = True
     on_progress: Callable[[Progress], None] | None = None
 
+    @classmethod
+    def of(cls, words: IngestWords) -> IngestOptions:
+        """Take what the caller gave; options that there are not are an error, as they are in any call."""
+        unknown = sorted(words.keys() - {each.name for each in fields(cls)})
+        if unknown:
+            raise TypeError(f"an ingest got an unexpected keyword argument {unknown[0]!r}")
+        values: dict[str, Any] = dict(words)
+        drop = values.pop("drop", ())
+        options = cls(**values, drop=tuple("/" + each.strip("/") for each in drop))
+        check_choice("failures", options.failures, _FAILURES)
+        return options
+
     @property
     def stops(self) -> bool:
         """Whether a source that cannot be taken is an error."""
@@ -86,9 +100,9 @@ class Said:
         """What reaches the files of the source."""
         return SourceFiles(dict(self.source_options or {}))
 
-    def reporter(self, spark: Any, title: str) -> Reporter:
-        """Make what says how far it has come."""
-        return Reporter(spark, title, self.on_progress)
+    def reporter(self, executor: Executor, title: str) -> Reporter:
+        """Make what tells the caller how far the ingest has come."""
+        return Reporter(executor, title, self.on_progress)
 
     def writing(self, target: Target, title: str) -> AbstractContextManager[Writing]:
         """Open the session that all of it goes to."""
@@ -101,13 +115,7 @@ class Said:
         )
 
 
-def said(words: IngestWords) -> Said:
-    """Take words; those that there are not are an error, as they are in any call."""
-    unknown = sorted(words.keys() - {each.name for each in fields(Said)})
-    if unknown:
-        raise TypeError(f"an ingest got an unexpected keyword argument {unknown[0]!r}")
-    values: dict[str, Any] = dict(words)
-    drop = values.pop("drop", ())
-    found = Said(**values, drop=tuple("/" + each.strip("/") for each in drop))
-    check_choice("failures", found.failures, FAILURES)
-    return found
+def check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Refuse a word that is none of the known ones."""
+    if value not in choices:
+        raise InvalidInputError(f"{option} must be one of {list(choices)}, not {value!r}")

@@ -1,12 +1,11 @@
 """Index files of GRIB, as ``wgrib2`` writes them: a table of messages, with what each is about.
 
-Owns reading such files. Which message is which chunk of which array is for the person to say, in SQL: the result of
+Owns reading such files. Which message is which chunk of which array is for the caller to say, in SQL: the result of
 that goes to ``ingest.references``.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values
-from icechunk_arrow.errors import CorruptFileError, InvalidInputError
-from icechunk_arrow.ingest.spark_frames import frame_of, is_frame, rows_of, spark_type
-from icechunk_arrow.spark.writing.tasks import telling_errors
-from icechunk_arrow.storage.source_files import SourceFiles, absolute_url
+from icechunk_arrow.errors import CorruptFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["GRIB_MESSAGES", "grib_index"]
+    from icechunk_arrow.storage.source_files import SourceFiles
 
 GRIB_MESSAGES = pa.schema(
     [
@@ -50,71 +46,20 @@ _TIME = "00000101000000"
 """What stands in for parts of a time that are not said."""
 
 
-def grib_index(
-    spark: Any,
-    source: Any,
-    *,
-    suffix: str = ".idx",
-    source_options: Mapping[str, Any] | None = None,
-) -> Any:
-    """Read index files of GRIB into a DataFrame with a row for each field.
-
-    Executors read them. A message ends where the next one begins, the last one where its file does.
-
-    Parameters
-    ----------
-    spark
-        A Spark session, classic or of Spark Connect.
-    source
-        A path or URL, or several, of index files; or a DataFrame with a column ``path``.
-    suffix
-        What the name of an index file has behind that of its GRIB file.
-    source_options
-        What the file system of the files takes.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
-        Columns ``location``, ``message``, ``field`` (1 unless a message has several), ``offset``, ``length``,
-        ``reference_time``, ``variable``, ``level``, ``forecast``, ``rest`` (what stands behind), ``etag`` and
-        ``last_modified`` of the GRIB file. With ``path`` and ``index`` beside them it is a source of
-        ``ingest.references``.
-    """
-    if is_frame(source):
-        places = [row["path"] for row in rows_of(source.select("path"))]
-    else:
-        places = [source] if isinstance(source, str | os.PathLike) else list(source)
-    urls = [absolute_url(place) for place in places]
-    for url in urls:
-        if not url.endswith(suffix) or not suffix:
-            raise InvalidInputError(
-                f"{url} does not end in {suffix!r}: say with suffix= what index files have behind the names of "
-                f"their GRIB files"
-            )
-    table = pa.Table.from_pydict(
-        {
-            "position": from_values(range(len(urls)), pa.int64()),
-            "index_url": from_values(urls, pa.string()),
-        }
-    )
-    work = _ReadIndexes(files=SourceFiles(dict(source_options or {})), suffix=suffix)
-    return frame_of(spark, table).mapInArrow(work, spark_type(GRIB_MESSAGES))
-
-
 @dataclass(frozen=True, kw_only=True)
-class _ReadIndexes:
-    """Batches of ``index_url`` in, ``GRIB_MESSAGES`` out."""
+class GribIndex:
+    """Reads index files: URLs in, ``GRIB_MESSAGES`` out. A message ends where the next one or the file does."""
 
     files: SourceFiles
     suffix: str
+    """What the name of an index file has behind that of its GRIB file."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with telling_errors():
-            for batch in batches:
-                for url in batch.column("index_url").to_pylist():
-                    yield self._read(url)
+    def __call__(self, urls: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read some."""
+        return map(self.read, urls)
 
-    def _read(self, url: str) -> pa.RecordBatch:
+    def read(self, url: str) -> pa.RecordBatch:
+        """Read one."""
         file = self.files.facts(url.removesuffix(self.suffix))
         found = _fields(url, self.files.read(url).decode(errors="replace"))
         offsets = sorted({row["offset"] for row in found})

@@ -1,6 +1,6 @@
-"""The nodes that an ingest makes in a session: groups with attributes, arrays from documents.
+"""Where sources come to stand in a repository: paths below groups, and the nodes that are made there.
 
-Owns what happens where something stands already. Knows sessions by what they are asked, and no source.
+Owns what happens where something stands already. Knows no format.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.engine.session import BaseSession
-    from icechunk_arrow.ingest.hierarchy import Hierarchy
-
-__all__ = ["join_paths", "make_nodes", "placed"]
+    from icechunk_arrow.ingest.source import Hierarchy
 
 
 def join_paths(group: str, path: str) -> str:
@@ -41,11 +39,11 @@ def placed(sources: Iterable[tuple[str, Hierarchy]]) -> tuple[dict[str, Any], di
             if groups.get(to) and attributes and groups[to] != attributes:
                 raise _doubled(to)
             groups[to] = attributes or groups.get(to, {})
-        for path, array in found.arrays.items():
+        for path, document in found.arrays.items():
             to = join_paths(group, path)
             if to in arrays:
                 raise _doubled(to)
-            arrays[to] = array.document
+            arrays[to] = document
     return groups, arrays
 
 

@@ -1,0 +1,258 @@
+"""Zarr stores of version 2 and 3: their documents, consolidated or one by one, and listings of their chunks.
+
+Owns what the documents of both versions say, those in kerchunk files included, and how the listing of a large array
+is cut into parts. What a v2 array is in v3 is known by ``zarr_v2``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.core.documents import check_document
+from icechunk_arrow.core.grid import grid_of
+from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
+from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, NotFoundError
+from icechunk_arrow.ingest.source import (
+    BATCH_ROWS,
+    TIME,
+    Hierarchy,
+    decode_names,
+    incomparable,
+    references_batch,
+    refusal,
+)
+from icechunk_arrow.ingest.zarr_v2 import array_of_v2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from icechunk_arrow.storage.source_files import Listing, SourceFiles
+
+METADATA_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
+_CONSOLIDATED = ".zmetadata"
+_INLINE = "consolidated_metadata"
+_PART_CHUNKS = 1 << 17
+"""About so many chunks are listed at once, where the store's folders allow it."""
+_FOLDER_CHUNKS = 1 << 8
+"""Folders with fewer are not worth a request each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZarrStore:
+    """A Zarr store, of which listings say what chunks there are: a ``Source``."""
+
+    files: SourceFiles
+    location: str
+    hierarchy: Hierarchy
+    keys: Mapping[str, ChunkKeys]
+    """How each array names its chunks."""
+    detects: bool
+    """Whether references say what their files are now."""
+
+    @classmethod
+    def open(
+        cls,
+        files: SourceFiles,
+        location: str,
+        *,
+        drop: Sequence[str] = (),
+        consolidated: bool | None = None,
+        detects: bool = True,
+    ) -> ZarrStore:
+        """Read the documents of a store; ``consolidated`` as in ``read_documents``."""
+        documents = read_documents(files, location, consolidated=consolidated)
+        hierarchy, keys = hierarchy_of(documents, drop)
+        return cls(files=files, location=location, hierarchy=hierarchy, keys=keys, detects=detects)
+
+    def parts(self, path: str) -> list[str]:
+        """Name folders to list, below the array: itself, or those of the first dimension where they are many."""
+        counts = grid_of(self.hierarchy.arrays[path]).chunk_counts
+        inner = math.prod(counts[1:])
+        cut = (
+            self.keys[path].separator == "/"
+            and len(counts) > 1
+            and inner >= _FOLDER_CHUNKS
+            and inner * counts[0] > _PART_CHUNKS
+        )
+        if not cut:
+            return [""]
+        lead = "c/" if self.keys[path].name == "default" else ""
+        return [f"{lead}{first}" for first in range(counts[0])]
+
+    def references(self, path: str, part: str) -> Iterator[pa.RecordBatch]:
+        """List the chunks in a folder of an array."""
+        base = f"{self.location}{path}".rstrip("/")
+        base = f"{base}/{part}".rstrip("/")
+        listing = self.files.below(base)
+        lead = f"{part}/" if part else ""
+        names = from_values([lead + name for name in listing.names], pa.string())
+        counts = grid_of(self.hierarchy.arrays[path]).chunk_counts
+        rows, index = decode_names(names, self.keys[path], counts)
+        for start in range(0, len(rows), BATCH_ROWS):
+            some = rows[start : start + BATCH_ROWS].tolist()
+            if self.detects:
+                _check_comparable(base, listing, some)
+            urls = [f"{base}/{listing.names[row]}" for row in some]
+            sizes = [listing.sizes[row] for row in some]
+            yield references_batch(
+                index[start : start + BATCH_ROWS],
+                from_values(urls, pa.string()),
+                from_numpy(np.zeros(len(some)), pa.int64()),
+                from_values(sizes, pa.int64()),
+                etag=from_values([listing.etags[row] for row in some], pa.string())
+                if self.detects
+                else None,
+                last_modified=from_values([listing.times[row] for row in some], TIME)
+                if self.detects
+                else None,
+            )
+
+
+def _check_comparable(base: str, listing: Listing, rows: list[int]) -> None:
+    """Refuse files that have neither an ETag nor a time."""
+    wrong = [
+        incomparable(f"{base}/{listing.names[row]}")
+        for row in rows
+        if listing.etags[row] is None and listing.times[row] is None
+    ]
+    if wrong:
+        raise refusal(wrong, len(wrong), len(rows))
+
+
+def hierarchy_of(
+    documents: Mapping[str, Any], drop: Iterable[str] = ()
+) -> tuple[Hierarchy, dict[str, ChunkKeys]]:
+    """Read documents; give what they say, and how each array names its chunks.
+
+    Parameters
+    ----------
+    documents
+        By key, such as ``a/zarr.json`` or ``.zgroup``: parsed, or as JSON.
+    drop
+        Paths of nodes to leave out, with all below them.
+    """
+    left_out = tuple("/" + path.strip("/") for path in drop)
+    by_path: dict[str, dict[str, Any]] = {}
+    for key, document in documents.items():
+        above, _, name = key.rpartition("/")
+        path = "/" + above
+        if name in METADATA_NAMES and not _is_below(path, left_out):
+            by_path.setdefault(path, {})[name] = _parsed(key, document)
+    if not by_path:
+        raise InvalidInputError("there is no document of a Zarr group or array")
+    groups: dict[str, dict[str, Any]] = {}
+    arrays: dict[str, dict[str, Any]] = {}
+    keys: dict[str, ChunkKeys] = {}
+    for path, found in sorted(by_path.items()):
+        try:
+            if (document := found.get("zarr.json")) is not None:
+                own = {name: value for name, value in document.items() if name != _INLINE}
+                check_document(own, path=path)
+                if own["node_type"] == "array":
+                    arrays[path], keys[path] = own, chunk_keys_of(own)
+                else:
+                    groups[path] = own.get("attributes", {})
+            elif ".zarray" in found:
+                array = array_of_v2(found[".zarray"], found.get(".zattrs", {}))
+                check_document(array, path=path)
+                separator = found[".zarray"].get("dimension_separator", ".")
+                arrays[path] = array
+                keys[path] = ChunkKeys(name="v2", separator=separator, ndim=len(array["shape"]))
+            elif ".zgroup" in found or path == "/":
+                groups[path] = found.get(".zattrs", {})
+        except IcechunkArrowError as error:
+            raise InvalidInputError(
+                f"{path!r} cannot be taken: {error.message}. Leave it out with drop=[{path!r}]",
+                path=path,
+            ) from error
+    return Hierarchy(groups=groups, arrays=arrays), keys
+
+
+def _is_below(path: str, left_out: Sequence[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in left_out)
+
+
+def _parsed(key: str, document: Any) -> dict[str, Any]:
+    if isinstance(document, str | bytes):
+        try:
+            document = json.loads(document)
+        except ValueError as error:
+            raise InvalidInputError(f"{key!r} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidInputError(f"{key!r} is no JSON object")
+    return document
+
+
+def read_documents(files: SourceFiles, url: str, *, consolidated: bool | None) -> dict[str, Any]:
+    """Read the documents of a store, by key.
+
+    Parameters
+    ----------
+    files
+        Reaches the store.
+    url
+        Its folder.
+    consolidated
+        Take the documents that stand together in one place: True, and nothing else; False, never; None, where
+        there is such a place.
+    """
+    root = url.rstrip("/")
+    names = ("zarr.json", _CONSOLIDATED, ".zgroup", ".zarray", ".zattrs")
+    found = dict(zip(names, files.find_many([f"{root}/{name}" for name in names]), strict=True))
+    together = None if consolidated is False else _together(found)
+    if together is not None:
+        return together
+    if consolidated:
+        raise InvalidInputError(f"{url} has no consolidated metadata; read it without", url=url)
+    del found[_CONSOLIDATED]
+    documents = {name: data for name, data in found.items() if data is not None}
+    if not documents:
+        raise NotFoundError(f"there is no Zarr group or array at {url}", url=url)
+    version_3 = "zarr.json" in documents
+    wanted = ("zarr.json",) if version_3 else (".zgroup", ".zarray", ".zattrs")
+    open_groups = [] if _is_array(documents, "") else [""]
+    while open_groups:
+        inner = [
+            f"{above}{name}/"
+            for above in open_groups
+            for name in files.folders_in(f"{root}/{above}")
+        ]
+        keys = [f"{folder}{name}" for folder in inner for name in wanted]
+        contents = files.find_many([f"{root}/{key}" for key in keys])
+        level = {key: data for key, data in zip(keys, contents, strict=True) if data is not None}
+        documents |= level
+        nodes = {key.rpartition("/")[0] + "/" for key in level}
+        open_groups = [
+            folder for folder in inner if folder in nodes and not _is_array(level, folder)
+        ]
+    return documents
+
+
+def _is_array(documents: Mapping[str, Any], folder: str) -> bool:
+    if f"{folder}.zarray" in documents:
+        return True
+    document = documents.get(f"{folder}zarr.json")
+    return document is not None and _parsed(folder, document).get("node_type") == "array"
+
+
+def _together(found: Mapping[str, bytes | None]) -> dict[str, Any] | None:
+    """Take consolidated metadata, of either version."""
+    if (data := found["zarr.json"]) is not None:
+        root = _parsed("zarr.json", data)
+        inline = root.get(_INLINE)
+        if not inline:
+            return None
+        return {"zarr.json": root} | {
+            f"{path}/zarr.json": document for path, document in inline["metadata"].items()
+        }
+    if (data := found[_CONSOLIDATED]) is not None:
+        documents: dict[str, Any] = _parsed(_CONSOLIDATED, data)["metadata"]
+        return documents
+    return None
