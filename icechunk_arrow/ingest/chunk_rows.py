@@ -16,8 +16,7 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.progress import Amount
 from icechunk_arrow.ingest.source_facts import facts_added
 from icechunk_arrow.ingest.spark_frames import rows_of
-from icechunk_arrow.spark.writing.entries import StageRows
-from icechunk_arrow.spark.writing.partitioning import by_grid
+from icechunk_arrow.spark.writing.chunks import StageRows, by_grid
 from icechunk_arrow.spark.writing.tasks import run_tasks
 
 if TYPE_CHECKING:

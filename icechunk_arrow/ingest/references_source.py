@@ -39,14 +39,13 @@ from icechunk_arrow.ingest.spark_frames import (
 )
 from icechunk_arrow.ingest.words import IngestWords, said
 from icechunk_arrow.ingest.zarr_source import places_of
-from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
+from icechunk_arrow.spark.writing.targets import make_arrays
 
 if TYPE_CHECKING:
     from icechunk_arrow.ingest.hierarchy import Hierarchy
     from icechunk_arrow.ingest.progress import Reporter
     from icechunk_arrow.ingest.words import Said
-    from icechunk_arrow.spark.writing.arrays_to_make import ArraySpec
-    from icechunk_arrow.spark.writing.targets import Target
+    from icechunk_arrow.spark.writing.targets import ArraySpec, Target
     from icechunk_arrow.storage.source_files import SourceFiles
 
 __all__ = ["references"]
