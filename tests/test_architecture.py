@@ -219,5 +219,5 @@ def test_async_stands_where_others_ask_for_it() -> None:
     }
 
     on_fsspecs_loop = {f"{PACKAGE}.storage.http", f"{PACKAGE}.storage.s3"}
-    on_zarrs_loop = {f"{PACKAGE}.spark.writing.chunk_codecs"}
+    on_zarrs_loop = {f"{PACKAGE}.spark.writing.cells"}
     assert users - on_fsspecs_loop - on_zarrs_loop == {f"{PACKAGE}.zarr"}

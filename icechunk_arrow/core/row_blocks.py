@@ -1,7 +1,8 @@
 """How cells of an array are shared out: as blocks of whole chunks, and an address for each cell of a block.
 
 Owns the arithmetic from places along the axes to a block and an address within it, whole columns at a time. The
-address counts cells chunk after chunk, so that a chunk's cells are neighbours. Must not know where rows come from.
+address counts cells chunk after chunk, so that a chunk's cells are neighbours. Blocks are boxes as manifests have
+them (``core.splits``). Must not know where rows come from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from icechunk_arrow.core.splits import box_of
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -28,10 +30,10 @@ _MOST_CELLS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlocks:
-    """A box of chunks, cut into blocks.
+    """A box of chunks, cut into equal blocks.
 
-    The axes before ``cut`` are cut at every chunk, the axis ``cut`` at every ``step`` chunks, those after it not
-    at all: so no two blocks have a chunk in common, each is a box, and its chunks follow one another.
+    Blocks come in C order, and so do the chunks of each. They are cut along the slowest axes first, each of which
+    is cut at every chunk before the next one is cut at all: so all chunks together are in C order too.
     """
 
     shape: tuple[int, ...]
@@ -41,8 +43,8 @@ class RowBlocks:
     """The first chunk of the box, by axis."""
     counts: tuple[int, ...]
     """The number of chunks of the box, by axis."""
-    cut: int
-    step: int
+    block_shape: tuple[int, ...]
+    """The chunks of a block, by axis."""
 
     @property
     def cells_per_chunk(self) -> int:
@@ -50,18 +52,18 @@ class RowBlocks:
         return math.prod(self.chunk_shape)
 
     @property
+    def _blocks_along(self) -> list[int]:
+        return [-(-n // step) for n, step in zip(self.counts, self.block_shape, strict=True)]
+
+    @property
     def block_count(self) -> int:
         """How many blocks there are."""
-        if not self.counts:
-            return 1
-        return math.prod(self.counts[: self.cut]) * -(-self.counts[self.cut] // self.step)
+        return math.prod(self._blocks_along)
 
     @property
     def chunks_per_block(self) -> int:
         """The most chunks that a block has."""
-        if not self.counts:
-            return 1
-        return math.prod((min(self.step, self.counts[self.cut]), *self.counts[self.cut + 1 :]))
+        return math.prod(self.block_shape)
 
     @property
     def address_dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -82,6 +84,7 @@ class RowBlocks:
         block = np.zeros(count, np.int64)
         chunk = np.zeros(count, np.int64)
         within = np.zeros(count, np.int64)
+        along = self._blocks_along
         for d, column in enumerate(places):
             edge = self.chunk_shape[d]
             number = column // edge
@@ -94,17 +97,20 @@ class RowBlocks:
                     "the rows were others when they were read the second time; persist the frame "
                     "(df.persist()), so that both readings give the same"
                 )
-            if d < self.cut:
-                block *= self.counts[d]
-                block += number
-            elif d == self.cut:
-                piece = number // self.step
-                block *= -(-self.counts[d] // self.step)
-                block += piece
-                chunk = number - piece * self.step
-            else:
-                chunk *= self.counts[d]
+            step = self.block_shape[d]
+            if step == self.counts[d]:  # not cut
+                chunk *= step
                 chunk += number
+                continue
+            block *= along[d]
+            if step == 1:
+                block += number
+                continue
+            piece = number // step
+            block += piece
+            chunk *= step
+            chunk += number
+            chunk -= piece * step
         chunk *= self.cells_per_chunk
         chunk += within
         return block, chunk.astype(self.address_dtype)
@@ -113,16 +119,12 @@ class RowBlocks:
         """Say where some chunks of a block are in the grid of the arrays: a row for each, a column per axis."""
         found = np.zeros((len(chunks), len(self.counts)), np.int64)
         rest = chunks
+        along = self._blocks_along
         for d in reversed(range(len(self.counts))):
-            if d > self.cut:
-                rest, found[:, d] = np.divmod(rest, self.counts[d])
-            elif d == self.cut:
-                block, piece = divmod(block, -(-self.counts[d] // self.step))
-                found[:, d] = rest + piece * self.step
-            else:
-                block, number = divmod(block, self.counts[d])
-                found[:, d] = number
-            found[:, d] += self.first[d]
+            step = self.block_shape[d]
+            block, piece = divmod(block, along[d])
+            rest, inner = np.divmod(rest, step)
+            found[:, d] = inner + (piece * step + self.first[d])
         return found
 
     def cell_at(self, block: int, address: int) -> tuple[int, ...]:
@@ -168,17 +170,10 @@ def plan_row_blocks(
             f"smaller chunks, or write regions one after the other"
         )
     most = max(block_bytes // max(cells * cell_bytes, 1), 1)
-    cut, step, inner = 0, 1, 1
-    for d in reversed(range(len(counts))):
-        cut, step = d, min(most // inner, counts[d])
-        if inner * counts[d] > most:
-            break
-        inner *= counts[d]
     return RowBlocks(
         shape=tuple(shape),
         chunk_shape=tuple(chunk_shape),
         first=first,
         counts=counts,
-        cut=cut,
-        step=max(step, 1),
+        block_shape=box_of(counts, most, 0),
     )

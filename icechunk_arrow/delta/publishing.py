@@ -24,7 +24,7 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.spark.quoting import identifier, text
 from icechunk_arrow.spark.views.making import check_place, naming_gone_files, reading_chunks
-from icechunk_arrow.spark.writing.tasks import described
+from icechunk_arrow.spark.writing.tasks import job_description
 from icechunk_arrow.tables.attaching import members_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.schemas import REPOSITORY, TABLES, with_repository
@@ -296,7 +296,7 @@ def _write(
     with (
         naming_gone_files(context, note.snapshot),
         _rows(spark, context, note, change) as rows,
-        described(spark, f"icechunk_arrow: publish {note.repository} to {table.label}"),
+        job_description(spark, f"icechunk_arrow: publish {note.repository} to {table.label}"),
     ):
         table.write(
             rows,

@@ -5,6 +5,7 @@ Owns how a column of bytes is laid into files. Order, duplicates and manifests a
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,17 +13,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_numpy, from_values, indices, validity
+from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
+from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.references import Values
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import numpy.typing as npt
 
     from icechunk_arrow.engine.payloads import PayloadWriter, Sealed
     from icechunk_arrow.engine.references import Faults
+    from icechunk_arrow.engine.session import BaseSession
 
-__all__ = ["encoded_chunks"]
+    TakeChunks = Callable[[str, npt.NDArray[np.uint64], pa.LargeBinaryArray], None]
+
+__all__ = ["encoded_chunks", "staging_in_order"]
 
 _BYTES = (
     pa.types.is_binary,
@@ -44,7 +54,32 @@ def _store(writer: PayloadWriter, batch: pa.RecordBatch, faults: Faults) -> dict
     if column.null_count:
         faults.note(~validity(column), lambda _: "the data is missing")
     faults.refuse()  # nothing is written of what will not be staged
-    data = column.cast(pa.large_binary())
+    return _columns_of(writer, column.cast(pa.large_binary()))
+
+
+@contextmanager
+def staging_in_order(session: BaseSession) -> Iterator[TakeChunks]:
+    """Give a function that takes chunks which come in the order of their coordinates, array by array.
+
+    It is given the path, the chunks' places, n × dimensions, and their bytes. What it was given is staged when the
+    block ends well.
+    """
+    writer = ManifestWriter(session._context.storage, new_id)  # noqa: SLF001 -- as the session's own bulk writes
+    bulk = BulkReferences(writer, session.layout_of, last_wins=False, settings=BulkSettings())
+
+    def take(path: str, places: npt.NDArray[np.uint64], data: pa.LargeBinaryArray) -> None:
+        columns = {"coord": coords.encode(places), **_columns_of(session.payload_writer, data)}
+        rows = pa.RecordBatch.from_pydict(columns)
+        bulk.add(path, session.get_array(path), rows, places, np.arange(len(places)))
+        bulk.end_slice(len(places), rows.nbytes)
+
+    with writer, bulk:
+        yield take
+        session.stage(bulk.finish())
+
+
+def _columns_of(writer: PayloadWriter, data: pa.LargeBinaryArray) -> dict[str, pa.Array]:
+    """Lay chunks into files, or keep them where they are small; give the columns of their references."""
     lengths = np.diff(_offsets(data))
     inline = lengths <= writer.inline_limit
     large = ~inline & (lengths >= writer.packed_limit)

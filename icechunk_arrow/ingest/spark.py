@@ -20,8 +20,7 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.executor import part_count
 from icechunk_arrow.ingest.progress import Amount
 from icechunk_arrow.ingest.source import FILES_NOW, REFERENCES, SHOWN_REASONS, AskFiles, refusal
-from icechunk_arrow.spark.writing.entries import StageRows
-from icechunk_arrow.spark.writing.partitioning import by_grid
+from icechunk_arrow.spark.writing.chunks import StageRows, by_grid
 from icechunk_arrow.spark.writing.tasks import (
     check_reachable,
     error_of,

@@ -38,7 +38,7 @@ from icechunk_arrow.ingest.spark import (
 from icechunk_arrow.ingest.target import join_paths, make_nodes, placed
 from icechunk_arrow.ingest.virtualizarr import VirtualDataset, is_virtual
 from icechunk_arrow.ingest.zarr import ZarrStore
-from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
+from icechunk_arrow.spark.writing.targets import make_arrays
 from icechunk_arrow.storage.source_files import SourceFiles, absolute_url
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.ingest.progress import Reporter
     from icechunk_arrow.ingest.source import Hierarchy, Source
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.writing.arrays_to_make import ArraySpec
+    from icechunk_arrow.spark.writing.targets import ArraySpec
     from icechunk_arrow.spark.writing.targets import Target
 
 S = TypeVar("S", bound="Source")

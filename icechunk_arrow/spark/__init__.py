@@ -7,10 +7,10 @@
 
 from icechunk_arrow.core.axis_lookup import RegularGrid
 from icechunk_arrow.spark.reading.arrays import read_array
-from icechunk_arrow.spark.source.registering import register
+from icechunk_arrow.spark.source import register
 from icechunk_arrow.spark.views.attaching import Attached, attach, detach, refresh
 from icechunk_arrow.spark.views.scripting import sql_script
-from icechunk_arrow.spark.writing.entries import write_chunks, write_references
+from icechunk_arrow.spark.writing.chunks import write_chunks, write_references
 from icechunk_arrow.spark.writing.rows import write_rows
 from icechunk_arrow.spark.writing.streams import each_batch
 from icechunk_arrow.spark.writing.targets import WriteResult

@@ -81,7 +81,7 @@ def test_blocks_are_as_large_as_they_may_be() -> None:
         block_bytes=40 * 8000,
     )
 
-    assert (blocks.cut, blocks.step, blocks.chunks_per_block, blocks.block_count) == (0, 2, 32, 5)
+    assert (blocks.block_shape, blocks.chunks_per_block, blocks.block_count) == ((2, 4, 4), 32, 5)
 
 
 def test_rows_that_changed_meanwhile_are_refused() -> None:

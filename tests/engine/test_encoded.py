@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import zarr
 
 from icechunk_arrow import InvalidInputError, Repository, RepositoryConfig
+from icechunk_arrow.engine.encoded import staging_in_order
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,4 +116,42 @@ def test_rows_that_are_wrong_are_refused_and_nothing_is_staged(
     session = repo.writable_session("main")
     with pytest.raises(InvalidInputError, match=told):
         session.set_encoded_chunks("/a", pa.table(columns))
+    assert not session.has_uncommitted_changes
+
+
+def test_chunks_that_come_in_order_are_staged_as_rows_are(tmp_path: Path) -> None:
+    """In one portion or several, what is staged is what rows of the same chunks become."""
+    columns = ["index", "kind", "offset", "length"]
+    found = []
+    for number, edges in enumerate([[0, 10], [0, 3, 4, 10], None]):
+        repo, data = made(tmp_path / str(number))
+        session = repo.writable_session("main")
+        if edges is None:
+            session.set_encoded_chunks("/a", source(data, pa.binary(), list(range(10))))
+        else:
+            with staging_in_order(session) as take:
+                for start, stop in pairwise(edges):
+                    places = np.arange(start, stop, dtype=np.uint64).reshape(-1, 1)
+                    take("/a", places, pa.array(data[start:stop], pa.large_binary()))
+        session.commit("bytes")
+        reading = repo.readonly_session("main")
+        view = reading.get_array("/a")
+        for place, wanted in enumerate(data):
+            chunk = reading.find_chunk(view, (place,))
+            assert chunk is not None
+            assert not isinstance(chunk, bytes)
+            assert bytes(reading.read_chunk(chunk, 0, chunk.length)) == wanted
+        found.append(repo.tables("chunks").select(columns).to_pylist())
+    assert found[0] == found[2]
+    assert [(row["index"], row["length"]) for row in found[1]] == [
+        (row["index"], row["length"]) for row in found[2]
+    ]
+
+
+def test_chunks_in_order_are_all_staged_or_none(tmp_path: Path) -> None:
+    repo, data = made(tmp_path)
+    session = repo.writable_session("main")
+    with suppress(KeyError), staging_in_order(session) as take:
+        take("/a", np.array([[0]], np.uint64), pa.array(data[:1], pa.large_binary()))
+        raise KeyError
     assert not session.has_uncommitted_changes

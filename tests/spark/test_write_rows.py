@@ -14,8 +14,8 @@ import zarr
 from icechunk_arrow import Repository
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 from icechunk_arrow.spark import RegularGrid, read_array, write_rows
-from icechunk_arrow.spark.writing.row_placing import PlaceRows
-from icechunk_arrow.spark.writing.rows import by_block
+from icechunk_arrow.spark.writing.cells import CellRules, Cells
+from icechunk_arrow.spark.writing.shuffle import shuffled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -410,15 +410,16 @@ def test_arrays_of_others(spark: Any, tmp_path: Path) -> None:
 
 def test_plans_have_no_function_called_by_row(spark: Any) -> None:
     """Rows meet Python in Arrow batches only, before and behind one exchange."""
-    place = PlaceRows(
+    cells = Cells(
         axes=(),
         columns=(),
         blocks=None,  # type: ignore[arg-type]  # no row is ever placed
-        part_count=2,
-        order_by=None,
-        schema=pa.schema([]),
+        rules=CellRules(duplicates="error", order_by=None, skip_nulls=False),
+        order_type=None,
+        merged=frozenset(),
+        task_count=2,
     )
-    plan = by_block(spark.range(10), place)._jdf.queryExecution().toString()
+    plan = shuffled(spark.range(10), cells)._jdf.queryExecution().toString()
 
     assert "MapInArrow" in plan
     assert "Exchange" in plan

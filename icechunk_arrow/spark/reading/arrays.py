@@ -15,7 +15,7 @@ from icechunk_arrow.core.predicates import parse_predicate
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
 from icechunk_arrow.spark.reading.grids import GridRows
 from icechunk_arrow.storage.secrets import secrets_kept

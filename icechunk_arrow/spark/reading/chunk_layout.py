@@ -19,13 +19,15 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.selection import chunk_ranges, edges_of
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.axes import dimensions_of, open_array, selected
-from icechunk_arrow.spark.elements import (
+from icechunk_arrow.spark.columns import (
     array_of,
+    dimensions_of,
     element_bytes,
     element_type,
     fill_mask,
     list_of,
+    open_array,
+    selected,
     sliced_list,
 )
 from icechunk_arrow.spark.reading.grids import SNAPSHOT, Column, choose_columns

@@ -18,8 +18,15 @@ from icechunk_arrow.core.boxes import boxes_of_run, cut
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.selection import chunk_ranges, covered, positions_in
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.axes import dimensions_of, open_array, selected
-from icechunk_arrow.spark.elements import array_of, element_bytes, element_type, fill_mask
+from icechunk_arrow.spark.columns import (
+    array_of,
+    dimensions_of,
+    element_bytes,
+    element_type,
+    fill_mask,
+    open_array,
+    selected,
+)
 from icechunk_arrow.tables.columns import repeated
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.grid import Grid
     from icechunk_arrow.core.predicates import Predicate
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.axes import Dimension
+    from icechunk_arrow.spark.columns import Dimension
 
 __all__ = ["BATCH_ROWS", "SNAPSHOT", "Column", "GridRows", "choose_columns"]
 

@@ -1,4 +1,4 @@
-"""Reading by ``format("icechunk")``: tables of a snapshot, and arrays, in batches of Arrow.
+"""Reading by ``format("icechunk")``: tables of a snapshot, arrays, and the stream of a branch, in batches of Arrow.
 
 Owns what the options of a read say, and that a loaded frame stays with the snapshot that it began with. Conditions
 come as the option ``where``: what Spark could push down to a source in Python is not taken, since it keeps it for
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.spark.reading.arrays import LAYOUTS, PART_BYTES, plan_read, session_to_read
-from icechunk_arrow.spark.reading.commit_stream import CHANGE_ROWS, CommitStream
+from icechunk_arrow.spark.reading.commit_stream import CHANGE_ROWS, CommitStream, Place
 from icechunk_arrow.spark.source.options import PINNED, Options
-from icechunk_arrow.spark.source.stream_reader import StreamReader
 from icechunk_arrow.spark.source.tables import TableRead
 from icechunk_arrow.tables.schemas import TABLES
 from icechunk_arrow.tables.selection import Selection, find_earlier
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
     from icechunk_arrow.spark.reading.arrays import ArrayRead
@@ -71,11 +76,11 @@ def reader_of(options: Mapping[str, str], schema: StructType) -> DataSourceReade
     return _Reader(read, schema)
 
 
-def stream_reader_of(options: Mapping[str, str], schema: StructType) -> StreamReader:
+def stream_reader_of(options: Mapping[str, str], schema: StructType) -> _StreamReader:
     """Make the reader of a stream with these columns."""
     stream = _stream(Options(options), tuple(schema.names))
     _check_schema(schema, stream.schema)
-    return StreamReader(stream, to_arrow_schema(schema, timezone="UTC"))
+    return _StreamReader(stream, to_arrow_schema(schema, timezone="UTC"))
 
 
 class _Reader(DataSourceReader):
@@ -95,6 +100,48 @@ class _Reader(DataSourceReader):
             yield from empty_table(self._schema).to_batches()
             return
         for batch in self._read.read_part(partition.value):
+            yield batch.cast(self._schema)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Gives what commits changed; an offset is the snapshot behind which a query stands."""
+
+    def __init__(self, stream: CommitStream, schema: pa.Schema) -> None:
+        self._stream = stream
+        self._schema = schema
+        self._last: Place | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 -- Spark's name, as the others
+        """Say where a new query begins."""
+        return self._stream.first().offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Say how many commits a batch has: a commit has one log, so Spark's word is files."""
+        most = self._stream.most_commits
+        return ReadAllAvailable() if most is None else ReadMaxFiles(max_files=most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Say how far the next batch goes."""
+        most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        until = self._stream.tip() if self._last is None else self._last
+        return self._stream.next(Place.of(start), until, most).offset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Remember where the branch stands: the query ends there."""
+        self._last = self._stream.tip()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Say where the branch stands, for the query's progress."""
+        return self._stream.tip().offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Divide what lies between two offsets among tasks."""
+        parts = self._stream.parts(Place.of(start), Place.of(end))
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a part."""
+        for batch in self._stream.read_part(partition.value):
             yield batch.cast(self._schema)
 
 

@@ -1,8 +1,9 @@
 """Writing through ``format("icechunk")``: tasks stage what their partition brings, the driver commits once.
 
-Owns what the options of a write mean, and the two phases. Spark hands over whatever partitions a frame has, so
-tasks may write chunks between each other's: the commit brings these in order. Planning, tasks and commit each run
-in a process of their own, so a message carries what the commit has to know.
+Owns what the options of a write mean, the two phases, and how cells are written that nobody brought together.
+Spark hands over whatever partitions a frame has, so tasks may write chunks between each other's: the commit brings
+these in order. Planning, tasks and commit each run in a process of their own, so a message carries what the commit
+has to know.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
+from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
@@ -36,14 +40,26 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.source.options import Options
-from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
-from icechunk_arrow.spark.writing.entries import StageRows
-from icechunk_arrow.spark.writing.row_arrays import named_paths
-from icechunk_arrow.spark.writing.row_tasks import StageCells
+from icechunk_arrow.spark.writing.cells import CellRules
+from icechunk_arrow.spark.writing.chunks import StageRows
+from icechunk_arrow.spark.writing.row_arrays import (
+    cells_of,
+    dimensions_of_columns,
+    named_paths,
+    read_arrays,
+    shared_shape,
+)
+from icechunk_arrow.spark.writing.row_axes import (
+    AxisRequest,
+    AxisRows,
+    find_coordinate,
+    resolve_axis,
+)
+from icechunk_arrow.spark.writing.shuffle import packed
 from icechunk_arrow.spark.writing.streams import commit_batch, is_committed, running_query
-from icechunk_arrow.spark.writing.targets import mode_check
+from icechunk_arrow.spark.writing.targets import apply_mode, make_arrays
 from icechunk_arrow.spark.writing.tasks import check_reachable, totals_of, work_on
 
 if TYPE_CHECKING:
@@ -54,12 +70,155 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.forks import WrittenChunks
+    from icechunk_arrow.session import ForkSession
+    from icechunk_arrow.spark.writing.row_arrays import RowArray, SharedShape
+    from icechunk_arrow.spark.writing.row_axes import RowAxis
 
 __all__ = ["stream_writer_of", "writer_of"]
 
 _TABLES = ("references", "chunks", "rows")
 _OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that are Spark's own, and are passed on."""
+
+
+# -- cells that nobody brought together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCells:
+    """The work of one task for ``table=rows``: chunks of the cells that its own partition holds, all in memory.
+
+    What the parameters mean is said in ``write_rows``. Arrays and coordinates must be there. A chunk of which two
+    partitions have rows is written by both tasks, which the commit finds.
+    """
+
+    arrays: Any
+    dimensions: Sequence[str] | None
+    coordinates: Mapping[str, Any]
+    tolerance: Mapping[str, Any]
+    group: str
+    rules: CellRules
+    replaces: bool
+    """Whether what is stored will be removed, so that nothing is merged with it."""
+
+    def __call__(self, fork: ForkSession, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write the chunks of one partition."""
+        table = pa.Table.from_batches(list(batches))
+        types = {field.name: _plain(field.type) for field in table.schema}
+        dimensions = list(self.dimensions or [])
+        if self.arrays is None and self.dimensions is None:
+            dimensions = dimensions_of_columns(fork, types, self.group) or []
+            if not dimensions:
+                raise InvalidInputError(
+                    "which columns are the dimensions? Name them in the option 'dimensions', in the order of "
+                    "the arrays' dimensions, or the columns of values in the option 'columns'"
+                )
+        others = [] if self.rules.order_by is None else [self.rules.order_by]
+        arrays = read_arrays(self.arrays, types, self.group, [*dimensions, *others])
+        present = shared_shape(fork, arrays)
+        missing = [each.path for each in arrays if fork.find_array(each.path) is None]
+        if present is None or missing:
+            raise InvalidInputError(
+                f"there is no array {missing[0]!r}; describe it in the option 'arrays', or use "
+                f"icechunk_arrow.spark.write_rows, which makes arrays and coordinates of what the rows hold"
+            )
+        columns = _coordinate_columns(dimensions, present, types)
+        used = dict.fromkeys([*columns, *(each.column for each in arrays), *others])
+        rows = table.select(list(used))
+        axes = self._axes(fork, rows, present, columns, types)
+        if rows.num_rows:
+            self._write(fork, rows, arrays, axes, types)
+
+    def _axes(
+        self,
+        fork: ForkSession,
+        rows: pa.Table,
+        present: SharedShape,
+        columns: Sequence[str],
+        types: Mapping[str, pa.DataType],
+    ) -> list[RowAxis]:
+        folder = present.path.rpartition("/")[0]
+        axes = []
+        for column, name, length in zip(columns, present.names, present.shape, strict=True):
+            request = AxisRequest(
+                name=name or column,
+                column=column,
+                way=self.coordinates.get(name or column),
+                tolerance=self.tolerance.get(name or column),
+                length=length,
+            )
+            stored = None if request.way == "index" else find_coordinate(fork, folder, request.name)
+            found = rows[column]
+            if found.null_count:
+                raise InvalidInputError(
+                    f"{found.null_count} rows have no value in the column {column!r}, which says where they "
+                    f"are. Nothing was changed.",
+                    column=column,
+                )
+            if not rows.num_rows:
+                continue
+            ends = pc.min_max(found).as_py()
+            kind = types[column]
+            bounds = from_values([ends["min"], ends["max"]], found.type).cast(kind)
+            known = AxisRows(type=kind, bounds=bounds, distinct=_not_here)
+            axes.append(resolve_axis(request, known, stored, has_arrays=True).axis)
+        return axes
+
+    def _write(
+        self,
+        fork: ForkSession,
+        rows: pa.Table,
+        arrays: Sequence[RowArray],
+        axes: Sequence[RowAxis],
+        types: Mapping[str, pa.DataType],
+    ) -> None:
+        """Do in one task what ``write_rows`` does on both sides of a shuffle."""
+        merged = frozenset(each.path for each in arrays if fork.has_chunks(each.path))
+        for cells in cells_of(
+            fork,
+            arrays,
+            axes,
+            self.rules,
+            types=types,
+            merged=frozenset() if self.replaces else merged,
+            row_count=None,
+        ):
+            packs = pa.Table.from_batches(list(packed(cells, iter(rows.to_batches()))))
+            sorted_packs = packs.sort_by([("first", "ascending"), ("second", "ascending")])
+            cells(fork, iter(sorted_packs.to_batches()))
+
+
+def _coordinate_columns(
+    dimensions: Sequence[str], present: SharedShape, types: Mapping[str, pa.DataType]
+) -> list[str]:
+    names = list(dimensions or [name for name in present.names if name is not None])
+    if len(names) != len(present.shape):
+        raise InvalidInputError(
+            f"{present.path!r} has {len(present.shape)} dimensions; name the column of each in the option "
+            f"'dimensions'",
+            path=present.path,
+        )
+    for name in names:
+        if name not in types or kind_of(types[name]) is None:
+            what = f"of {types[name]}" if name in types else "is not there, which"
+            raise InvalidInputError(f"the column {name!r} {what} cannot hold coordinates")
+    return names
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Take times with a zone as times in UTC: Spark gives them in the session's."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    return kind
+
+
+def _not_here() -> pa.Array:
+    raise InvalidInputError(
+        "new coordinates need all rows to be looked at first: icechunk_arrow.spark.write_rows does that"
+    )
+
+
+# -- the two phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +255,7 @@ class _Write:
     def merged(self, parts: Sequence[WrittenChunks]) -> Session | None:
         """Give the session with what the tasks wrote; None where the mode says to leave things as they are."""
         session = self.session()
-        if not mode_check(self.mode, session)(totals_of(parts)):
+        if not apply_mode(self.mode, session, totals_of(parts).paths):
             return None
         try:
             session.merge_written(parts, duplicates=self.merging)
@@ -186,9 +345,11 @@ def _cells_of(given: Options, *, replaces: bool) -> StageCells:
         coordinates=given.take_object("coordinates") or {},
         tolerance=given.take_object("tolerance") or {},
         group=node_path(given.take("group") or "/"),
-        duplicates=duplicates,
-        order_by=order_by,
-        skip_nulls=given.take_one_of("nulls", ("fill", "skip"), "fill") == "skip",
+        rules=CellRules(
+            duplicates=duplicates,
+            order_by=order_by,
+            skip_nulls=given.take_one_of("nulls", ("fill", "skip"), "fill") == "skip",
+        ),
         replaces=replaces,
     )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import zarr
 
+from icechunk_arrow.core.axis_lookup import canonical
 from icechunk_arrow.core.cell_blocks import carried_dtype
 from icechunk_arrow.core.cell_values import (
     CF_DAYS,
@@ -23,26 +23,29 @@ from icechunk_arrow.core.cell_values import (
     elements_of,
     is_whole_decimal,
 )
+from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.axes import node_path
-from icechunk_arrow.spark.writing.arrays_to_make import make_arrays
-from icechunk_arrow.spark.writing.row_placing import CellColumn
+from icechunk_arrow.spark.columns import node_path, open_array
+from icechunk_arrow.spark.writing.cells import CellColumn, Cells
+from icechunk_arrow.spark.writing.targets import make_arrays
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.writing.row_axes import NewCoordinates, ResolvedAxis
+    from icechunk_arrow.spark.writing.cells import CellRules
+    from icechunk_arrow.spark.writing.row_axes import NewCoordinates, ResolvedAxis, RowAxis
 
 __all__ = [
-    "ArrayShape",
     "RowArray",
-    "cell_column",
+    "SharedShape",
+    "cells_of",
     "chunk_edges",
+    "dimensions_of_columns",
     "grow",
-    "make",
+    "make_missing",
     "named_paths",
     "read_arrays",
-    "shape_of",
+    "shared_shape",
     "store_coordinates",
 ]
 
@@ -51,6 +54,12 @@ _COORDINATES_PER_CHUNK = (1 << 10, 1 << 16)
 _DAY = 86_400_000_000
 _INT64_DIGITS, _UINT64_DIGITS = 18, 20
 """Digits of decimals that always fit, and of those that Spark makes of unsigned numbers."""
+_BLOCK_BYTES = (8 << 20, 256 << 20)
+"""What a block of chunks takes in memory: the least, so that packs are not tiny, and the most."""
+_MOST_BLOCKS = 256
+_BLOCK_BYTES_IN_ONE_TASK = 64 << 20
+_TASK_BYTES = 32 << 20
+_MOST_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +73,7 @@ class RowArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayShape:
+class SharedShape:
     """What the arrays that are there have in common."""
 
     path: str
@@ -124,9 +133,9 @@ def named_paths(arrays: Any, group: str) -> list[str]:
     return [node_path(path) for path in found]
 
 
-def shape_of(session: Session, arrays: Sequence[RowArray]) -> ArrayShape | None:
+def shared_shape(session: Session, arrays: Sequence[RowArray]) -> SharedShape | None:
     """Say what those of the arrays have in common that are there; None if none is."""
-    first: ArrayShape | None = None
+    first: SharedShape | None = None
     for each in arrays:
         node = session.find_node(each.path)
         if node is not None and not node.is_array:
@@ -141,7 +150,7 @@ def shape_of(session: Session, arrays: Sequence[RowArray]) -> ArrayShape | None:
                 path=each.path,
             )
         columns = view.node.columns
-        found = ArrayShape(
+        found = SharedShape(
             path=each.path,
             shape=tuple(axis.extent for axis in grid.axes),
             chunk_shape=grid.chunk_shape,
@@ -157,16 +166,28 @@ def shape_of(session: Session, arrays: Sequence[RowArray]) -> ArrayShape | None:
     return first
 
 
-# -- making
+def dimensions_of_columns(
+    session: Session, types: Mapping[str, pa.DataType], group: str
+) -> list[str] | None:
+    """Find an array that has the name of a column, and whose dimensions are columns too; give these."""
+    for name in types:
+        view = session.find_array(f"{group.rstrip('/')}/{name}")
+        names = (view.node.columns.dimension_names if view and view.node.columns else None) or ()
+        if names and name not in names and all(each in types for each in names):
+            return [str(each) for each in names]
+    return None
 
 
-def make(
+# -- arrays that are not there
+
+
+def make_missing(
     session: Session,
     arrays: Sequence[RowArray],
     names: Sequence[str],
     shape: Sequence[int],
     chunks: Mapping[str, int],
-    like: ArrayShape | None,
+    like: SharedShape | None,
 ) -> None:
     """Make those arrays that are not there."""
     unknown = sorted(set(chunks) - set(names))
@@ -232,12 +253,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     return found
 
 
-def opened(session: Any, path: str, mode: str = "r") -> Any:
-    """Open an array with zarr."""
-    return zarr.open_array(store=session.store, path=path.strip("/"), mode=mode, zarr_format=3)
-
-
-def cell_type(array: Any, row: RowArray) -> CellType:
+def _cell_type(array: Any, row: RowArray) -> CellType:
     """Say how a column goes into its array, or why it does not."""
     found = cell_type_of(array.dtype, array.attrs.asdict(), row.type)
     if isinstance(found, str):
@@ -248,14 +264,73 @@ def cell_type(array: Any, row: RowArray) -> CellType:
     return found
 
 
-# -- growing
+# -- cells
 
 
-def cell_column(session: Any, row: RowArray, duplicates: str) -> CellColumn:
+def cells_of(
+    session: Session,
+    arrays: Sequence[RowArray],
+    axes: Sequence[RowAxis],
+    rules: CellRules,
+    *,
+    types: Mapping[str, pa.DataType],
+    merged: frozenset[str],
+    row_count: int | None,
+) -> list[Cells]:
+    """Say how rows become cells: once for all arrays whose chunks are of one shape.
+
+    Parameters
+    ----------
+    session, arrays, axes, rules, types
+        What is written, by columns of these types.
+    merged
+        Arrays that have chunks, which partial ones are laid over.
+    row_count
+        How many rows there are; None where one task has all of them.
+    """
+    by_shape: dict[tuple[int, ...], list[CellColumn]] = {}
+    for each in arrays:
+        chunk_shape = session.get_array(each.path).grid.chunk_shape
+        column = _cell_column(session, each, rules.duplicates)
+        by_shape.setdefault(chunk_shape, []).append(column)
+    order_type = None
+    if rules.order_by is not None:
+        order_type = canonical(pa.nulls(0, types[rules.order_by])).type
+    found = []
+    for chunk_shape, columns in by_shape.items():
+        block_bytes, most_tasks = _BLOCK_BYTES_IN_ONE_TASK, 1
+        if row_count is not None:
+            size_bytes = row_count * (4 + sum(each.value_bytes for each in columns))
+            low, high = _BLOCK_BYTES
+            block_bytes = min(max(size_bytes // _MOST_BLOCKS, low), high)
+            most_tasks = min(max(size_bytes // _TASK_BYTES, 1), _MOST_TASKS)
+        blocks = plan_row_blocks(
+            shape=[axis.length for axis in axes],
+            chunk_shape=chunk_shape,
+            low=[axis.low for axis in axes],
+            high=[axis.high for axis in axes],
+            cell_bytes=sum(each.value_bytes + 1 for each in columns),
+            block_bytes=block_bytes,
+        )
+        found.append(
+            Cells(
+                axes=tuple(axes),
+                columns=tuple(columns),
+                blocks=blocks,
+                rules=rules,
+                order_type=order_type,
+                merged=merged,
+                task_count=min(blocks.block_count, most_tasks),
+            )
+        )
+    return found
+
+
+def _cell_column(session: Any, row: RowArray, duplicates: str) -> CellColumn:
     """Say how a column goes into its array, and that several values of one cell can become one as asked."""
-    stored = opened(session, row.path)
-    cells = cell_type(stored, row)
-    numeric = stored.dtype.kind in "iuf" and cells.units is None
+    stored = open_array(session, row.path)
+    kind = _cell_type(stored, row)
+    numeric = stored.dtype.kind in "iuf" and kind.units is None
     if duplicates in {"mean", "sum"} and not numeric:
         raise InvalidInputError(
             f"{row.path!r} holds {stored.dtype}, of which there is no {duplicates}", path=row.path
@@ -263,9 +338,12 @@ def cell_column(session: Any, row: RowArray, duplicates: str) -> CellColumn:
     return CellColumn(
         name=row.column,
         path=row.path,
-        cells=cells,
-        carried=carried_dtype(cells.dtype, duplicates),
+        type=kind,
+        carried=carried_dtype(kind.dtype, duplicates),
     )
+
+
+# -- arrays that grow
 
 
 def grow(session: Session, arrays: Sequence[RowArray], axes: Sequence[ResolvedAxis]) -> None:
@@ -289,7 +367,7 @@ def grow(session: Session, arrays: Sequence[RowArray], axes: Sequence[ResolvedAx
             if view.grid.axes[along].extent == before:
                 longer.setdefault(path, {})[str(along)] = each.axis.length
     for path, lengths in longer.items():
-        array = opened(session, path, "r+")
+        array = open_array(session, path, "r+")
         array.resize(tuple(lengths.get(str(d), n) for d, n in enumerate(array.shape)))
 
 
@@ -311,10 +389,10 @@ def store_coordinates(
         first = 0
     else:
         path = new.path
-        first = opened(session, path).shape[0]
-        opened(session, path, "r+").resize((first + len(new.values),))
+        first = open_array(session, path).shape[0]
+        open_array(session, path, "r+").resize((first + len(new.values),))
     if len(new.values):
-        array = opened(session, path, "r+")
+        array = open_array(session, path, "r+")
         array[first:] = _elements(array, path, name, new, resolved)
 
 
@@ -352,7 +430,7 @@ def _elements(array: Any, path: str, name: str, new: NewCoordinates, resolved: R
     if resolved.axis.is_time:
         values = values.view(pa.timestamp("us", "UTC"))
     row = RowArray(column=name, type=values.type, path=path, options={})
-    kind = cell_type(array, row)
+    kind = _cell_type(array, row)
     try:
         return elements_of(kind.encode(values), kind.dtype)
     except ValueFault as fault:

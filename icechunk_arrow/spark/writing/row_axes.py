@@ -27,7 +27,7 @@ from icechunk_arrow.core.axis_lookup import (
 from icechunk_arrow.core.cf_values import packed_by
 from icechunk_arrow.core.columns import from_numpy, to_numpy
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.axes import dimensions_of, open_array
+from icechunk_arrow.spark.columns import dimensions_of, open_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable

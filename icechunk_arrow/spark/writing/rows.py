@@ -1,7 +1,7 @@
 """Long tables as arrays: a row for each cell, with its coordinates and its values, written in one commit.
 
 Owns the function and what its words mean. Spark brings the cells of each chunk to one task; what happens on the way
-is in ``row_placing``, what happens there in ``row_writing``.
+and there is in ``cells``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from icechunk_arrow.core.axis_lookup import canonical, kind_of
+from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
-from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.axes import node_path
+from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.quoting import identifier
+from icechunk_arrow.spark.writing.cells import CellRules
 from icechunk_arrow.spark.writing.row_arrays import (
-    cell_column,
+    cells_of,
+    dimensions_of_columns,
     grow,
-    make,
+    make_missing,
     read_arrays,
-    shape_of,
+    shared_shape,
     store_coordinates,
 )
 from icechunk_arrow.spark.writing.row_axes import (
@@ -32,39 +33,31 @@ from icechunk_arrow.spark.writing.row_axes import (
     find_coordinate,
     resolve_axis,
 )
-from icechunk_arrow.spark.writing.row_placing import (
-    PACKED_DDL,
-    PlaceRows,
-    packed_schema,
-)
-from icechunk_arrow.spark.writing.row_writing import WriteCells
-from icechunk_arrow.spark.writing.targets import check_mode, mode_check, writing
+from icechunk_arrow.spark.writing.shuffle import shuffled
+from icechunk_arrow.spark.writing.targets import apply_mode, check_mode, writing
 from icechunk_arrow.spark.writing.tasks import (
     TaskTotals,
     check_reachable,
-    described,
     error_of,
+    job_description,
     run_tasks,
-    uncounted,
+    unlimited_batches,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.writing.row_arrays import ArrayShape, RowArray
-    from icechunk_arrow.spark.writing.row_axes import ResolvedAxis, RowAxis
+    from icechunk_arrow.spark.writing.row_arrays import RowArray, SharedShape
+    from icechunk_arrow.spark.writing.row_axes import ResolvedAxis
     from icechunk_arrow.spark.writing.targets import Target, WriteResult
+
+    Types = Mapping[str, pa.DataType]
 
 __all__ = ["RowTargets", "row_targets", "write_rows"]
 
 Duplicates = Literal["error", "last", "mean", "sum"]
 _WORDS = {"duplicates": POLICIES, "outside": ("error", "extend"), "nulls": ("fill", "skip")}
-_BLOCK_BYTES = (8 << 20, 256 << 20)
-"""What a block of chunks takes in memory: the least, so that packed rows are not tiny, and the most."""
-_MOST_BLOCKS = 256
-_PART_BYTES = 32 << 20
-_MOST_PARTS = 10_000
 
 
 def write_rows(
@@ -151,19 +144,29 @@ def write_rows(
         write = _RowsWrite(
             df=df,
             session=session,
+            types=_column_types(df),
             group=node_path(group),
             coordinates=dict(coordinates or {}),
             chunks=dict(chunks or {}),
             tolerance=dict(tolerance or {}),
             mode=mode,
-            duplicates=duplicates,
-            order_by=order_by,
+            rules=CellRules(duplicates=duplicates, order_by=order_by, skip_nulls=nulls == "skip"),
             extends=outside == "extend",
-            skip_nulls=nulls == "skip",
         )
-        with described(df.sparkSession, f"icechunk_arrow: rows to {session.storage_url}"):
+        with job_description(df.sparkSession, f"icechunk_arrow: rows to {session.storage_url}"):
             under_way.totals = write.run(arrays, dimensions)
     return under_way.result
+
+
+def _check_words(asked: Mapping[str, str], order_by: str | None) -> None:
+    check_mode(asked["mode"])
+    for name, words in _WORDS.items():
+        if asked[name] not in words:
+            raise InvalidInputError(
+                f"{name} must be one of {', '.join(words)}, not {asked[name]!r}"
+            )
+    if order_by is not None and asked["duplicates"] != "last":
+        raise InvalidInputError("order_by says which row is last: it goes with duplicates='last'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,279 +191,87 @@ def row_targets(
     **_: Any,
 ) -> RowTargets:
     """Say which columns of a frame :func:`write_rows` would write to which arrays, with the same words."""
-    write = _RowsWrite(
-        df=df,
-        session=session,
+    found, columns, _present = _settle(
+        session,
+        _column_types(df),
+        arrays,
+        dimensions,
         group=node_path(group),
-        coordinates=dict(coordinates or {}),
-        chunks={},
-        tolerance={},
-        mode="append",
-        duplicates="error",
+        coordinates=list(coordinates or {}),
         order_by=order_by,
-        extends=False,
-        skip_nulls=False,
     )
-    found, columns, _present = write.settle(arrays, dimensions, _column_types(df))
     return RowTargets(paths={each.column: each.path for each in found}, dimensions=tuple(columns))
 
 
-def _check_words(asked: Mapping[str, str], order_by: str | None) -> None:
-    check_mode(asked["mode"])
-    for name, words in _WORDS.items():
-        if asked[name] not in words:
-            raise InvalidInputError(
-                f"{name} must be one of {', '.join(words)}, not {asked[name]!r}"
-            )
-    if order_by is not None and asked["duplicates"] != "last":
-        raise InvalidInputError("order_by says which row is last: it goes with duplicates='last'")
+# -- which columns are values, and which coordinates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowsWrite:
-    """One write: what was asked for, and the steps in their order."""
-
-    df: Any
-    session: Session
-    group: str
-    coordinates: dict[str, Any]
-    chunks: dict[str, int]
-    tolerance: dict[str, Any]
-    mode: str
-    duplicates: str
-    order_by: str | None
-    extends: bool
-    skip_nulls: bool
-
-    def run(self, said: Any, dimensions: Sequence[str] | None) -> TaskTotals:
-        """Look at the rows, make what is not there, and let tasks write."""
-        types = _column_types(self.df)
-        arrays, columns, present = self.settle(said, dimensions, types)
-        names = self._names(columns, present)
-        for what, options in (("coordinates", self.coordinates), ("tolerance", self.tolerance)):
-            for name in options.keys() - set(names):
-                raise InvalidInputError(
-                    f"{what}= names {name!r}, and the dimensions are {', '.join(map(repr, names))}"
-                )
-        used = dict.fromkeys([*columns, *(each.column for each in arrays), *self._others])
-        rows = self.df.select(*[identifier(name) for name in used])
-        paths = frozenset(each.path for each in arrays if self.session.find_array(each.path))
-        asks = self.mode in {"error", "ignore"}
-        if asks and not mode_check(self.mode, self.session)(TaskTotals(paths=paths)):
-            return TaskTotals()
-        count, bounds = _bounds(rows, columns, types)
-        if not count:
-            if self.mode == "overwrite":
-                mode_check(self.mode, self.session)(TaskTotals(paths=paths))
-            return TaskTotals()
-        requests = [
-            AxisRequest(
-                name=name,
-                column=column,
-                way=self.coordinates.get(name),
-                tolerance=self.tolerance.get(name),
-                extends=self.extends,
-                length=present.shape[d] if present is not None else None,
-            )
-            for d, (name, column) in enumerate(zip(names, columns, strict=True))
-        ]
-        axes = [self._resolve(each, rows, types, bounds, present) for each in requests]
-        if present is not None:
-            grow(self.session, arrays, axes)
-        for each in axes:
-            store_coordinates(self.session, self.group, each, types[each.request.column])
-        shape = [each.axis.length for each in axes]
-        make(self.session, arrays, names, shape, self.chunks, present)
-        texts = any(pa.types.is_string(types[name]) for name in used)
-        with nullcontext() if texts else uncounted(self.df.sparkSession):
-            return self._write(rows, arrays, [each.axis for each in axes], count, paths)
-
-    @property
-    def _others(self) -> list[str]:
-        return [] if self.order_by is None else [self.order_by]
-
-    def settle(
-        self, said: Any, dimensions: Sequence[str] | None, types: Mapping[str, pa.DataType]
-    ) -> tuple[list[RowArray], list[str], ArrayShape | None]:
-        """Say which columns are values and which coordinates, and what of the arrays is there."""
-        if isinstance(dimensions, str):
-            dimensions = [dimensions]
-        if said is None and dimensions is None:
-            # the arrays that have the names of columns tell
-            alike = self._by_names(types)
-            dimensions = [str(name) for name in alike.names] if alike else list(self.coordinates)
-            dimensions = dimensions or None
-        if said is None and dimensions is None:
+def _settle(
+    session: Session,
+    types: Types,
+    said: Any,
+    dimensions: Sequence[str] | None,
+    *,
+    group: str,
+    coordinates: Sequence[str],
+    order_by: str | None,
+) -> tuple[list[RowArray], list[str], SharedShape | None]:
+    """Say which columns are values and which coordinates, and what of the arrays is there."""
+    if isinstance(dimensions, str):
+        dimensions = [dimensions]
+    if said is None and dimensions is None:
+        # the arrays that have the names of columns tell
+        dimensions = dimensions_of_columns(session, types, group) or list(coordinates)
+        if not dimensions:
             raise _unnamed()
-        arrays = read_arrays(said, types, self.group, [*(dimensions or []), *self._others])
-        present = shape_of(self.session, arrays)
-        columns = self._columns(dimensions, present, types)
-        twice = [each.column for each in arrays if each.column in columns]
-        if twice:
-            raise InvalidInputError(
-                f"the column {twice[0]!r} cannot be a dimension and values at once"
-            )
-        return arrays, columns, present
-
-    def _by_names(self, types: Mapping[str, pa.DataType]) -> ArrayShape | None:
-        """Find arrays that have the names of columns, and whose dimensions are columns too."""
-        for name in types:
-            path = f"{self.group.rstrip('/')}/{name}"
-            view = self.session.find_array(path)
-            if view is None or not view.node.columns:
-                continue
-            names = view.node.columns.dimension_names or ()
-            if names and name not in names and all(each in types for each in names):
-                return shape_of(
-                    self.session,
-                    read_arrays([name], types, self.group, [each for each in names if each]),
-                )
-        return None
-
-    def _columns(
-        self,
-        dimensions: Sequence[str] | None,
-        present: ArrayShape | None,
-        types: Mapping[str, pa.DataType],
-    ) -> list[str]:
-        """Say which columns have the coordinates, in the order of dimensions."""
-        if dimensions is not None:
-            columns = list(dimensions)
-        elif present is not None and all(present.names):
-            columns = [str(name) for name in present.names]
-        elif present is None and self.coordinates:
-            columns = list(self.coordinates)
-        else:
-            raise _unnamed()
-        if present is not None and len(columns) != len(present.shape):
-            raise InvalidInputError(
-                f"{present.path!r} has {len(present.shape)} dimensions, and dimensions= names {len(columns)}",
-                path=present.path,
-            )
-        if not columns or len(set(columns)) < len(columns):
-            raise InvalidInputError(f"dimensions= must name columns, each once, not {columns}")
-        for name in columns:
-            if name not in types:
-                raise InvalidInputError(
-                    f"the frame has no column {name!r} for the dimension; it has "
-                    f"{', '.join(map(repr, types))}"
-                )
-            if kind_of(types[name]) is None:
-                raise InvalidInputError(
-                    f"the column {name!r} of {types[name]} cannot hold coordinates; cast it to a number, "
-                    f"a time or text"
-                )
-        if self.order_by is not None and kind_of(types.get(self.order_by, pa.null())) in {
-            None,
-            "text",
-        }:
-            raise InvalidInputError(
-                f"order_by must name a column of numbers or times, not {self.order_by!r}"
-            )
-        return columns
-
-    @staticmethod
-    def _names(columns: Sequence[str], present: ArrayShape | None) -> list[str]:
-        if present is None:
-            return list(columns)
-        return [name or column for name, column in zip(present.names, columns, strict=True)]
-
-    def _resolve(
-        self,
-        request: AxisRequest,
-        rows: Any,
-        types: Mapping[str, pa.DataType],
-        bounds: Mapping[str, pa.Array],
-        present: ArrayShape | None,
-    ) -> ResolvedAxis:
-        stored = None
-        if not (isinstance(request.way, str) and request.way == "index"):
-            folder = self.group if present is None else present.path.rpartition("/")[0]
-            stored = find_coordinate(self.session, folder, request.name)
-        column = request.column
-
-        def distinct() -> pa.Array:
-            found = rows.select(identifier(column)).distinct().toArrow().column(0)
-            return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-
-        known = AxisRows(type=types[column], bounds=bounds[column], distinct=distinct)
-        return resolve_axis(request, known, stored, has_arrays=present is not None)
-
-    # -- the work of executors
-
-    def _write(
-        self,
-        rows: Any,
-        arrays: Sequence[RowArray],
-        axes: Sequence[RowAxis],
-        count: int,
-        paths: frozenset[str],
-    ) -> TaskTotals:
-        grids: dict[tuple[int, ...], list[RowArray]] = {}
-        for each in arrays:
-            chunk_shape = self.session.get_array(each.path).grid.chunk_shape
-            grids.setdefault(chunk_shape, []).append(each)
-        merged = frozenset[str]()
-        if self.mode == "overwrite":
-            mode_check(self.mode, self.session)(TaskTotals(paths=paths))
-        else:
-            merged = frozenset(path for path in paths if self.session.has_chunks(path))
-        totals = TaskTotals()
-        for chunk_shape, some in grids.items():
-            found = self._write_grid(rows, some, axes, count, chunk_shape, merged)
-            totals = TaskTotals(
-                tasks=totals.tasks + found.tasks,
-                chunk_count=totals.chunk_count + found.chunk_count,
-                manifest_count=totals.manifest_count + found.manifest_count,
-                paths=totals.paths | found.paths,
-            )
-        return totals
-
-    def _write_grid(
-        self,
-        rows: Any,
-        arrays: Sequence[RowArray],
-        axes: Sequence[RowAxis],
-        count: int,
-        chunk_shape: tuple[int, ...],
-        merged: frozenset[str],
-    ) -> TaskTotals:
-        """Write arrays whose chunks are of one shape."""
-        columns = tuple(cell_column(self.session, each, self.duplicates) for each in arrays)
-        row_bytes = 4 + sum(each.value_bytes for each in columns)
-        low, high = _BLOCK_BYTES
-        blocks = plan_row_blocks(
-            shape=[axis.length for axis in axes],
-            chunk_shape=chunk_shape,
-            low=[axis.low for axis in axes],
-            high=[axis.high for axis in axes],
-            cell_bytes=sum(each.value_bytes + 1 for each in columns),
-            block_bytes=min(max(count * row_bytes // _MOST_BLOCKS, low), high),
+    others = [] if order_by is None else [order_by]
+    arrays = read_arrays(said, types, group, [*(dimensions or []), *others])
+    present = shared_shape(session, arrays)
+    columns = _coordinate_columns(dimensions, present, types, coordinates)
+    if order_by is not None and kind_of(types.get(order_by, pa.null())) in {None, "text"}:
+        raise InvalidInputError(
+            f"order_by must name a column of numbers or times, not {order_by!r}"
         )
-        parts = min(blocks.block_count, max(count * row_bytes // _PART_BYTES, 1), _MOST_PARTS)
-        order = None
-        if self.order_by is not None:
-            types = _column_types(self.df)
-            order = canonical(pa.nulls(0, types[self.order_by])).type
-        schema = packed_schema(blocks, columns, order)
-        place = PlaceRows(
-            axes=tuple(axes),
-            columns=columns,
-            blocks=blocks,
-            part_count=parts,
-            order_by=self.order_by,
-            schema=schema,
+    twice = [each.column for each in arrays if each.column in columns]
+    if twice:
+        raise InvalidInputError(f"the column {twice[0]!r} cannot be a dimension and values at once")
+    return arrays, columns, present
+
+
+def _coordinate_columns(
+    dimensions: Sequence[str] | None,
+    present: SharedShape | None,
+    types: Types,
+    coordinates: Sequence[str],
+) -> list[str]:
+    """Say which columns have the coordinates, in the order of dimensions."""
+    if dimensions is not None:
+        columns = list(dimensions)
+    elif present is not None and all(present.names):
+        columns = [str(name) for name in present.names]
+    elif present is None and coordinates:
+        columns = list(coordinates)
+    else:
+        raise _unnamed()
+    if present is not None and len(columns) != len(present.shape):
+        raise InvalidInputError(
+            f"{present.path!r} has {len(present.shape)} dimensions, and dimensions= names {len(columns)}",
+            path=present.path,
         )
-        work = WriteCells(
-            axes=tuple(axes),
-            columns=columns,
-            blocks=blocks,
-            schema=schema,
-            duplicates=self.duplicates,
-            skip_nulls=self.skip_nulls,
-            merged=merged,
-        )
-        return run_tasks(by_block(rows, place), self.session, work)
+    if not columns or len(set(columns)) < len(columns):
+        raise InvalidInputError(f"dimensions= must name columns, each once, not {columns}")
+    for name in columns:
+        if name not in types:
+            raise InvalidInputError(
+                f"the frame has no column {name!r} for the dimension; it has "
+                f"{', '.join(map(repr, types))}"
+            )
+        if kind_of(types[name]) is None:
+            raise InvalidInputError(
+                f"the column {name!r} of {types[name]} cannot hold coordinates; cast it to a number, "
+                f"a time or text"
+            )
+    return columns
 
 
 def _unnamed() -> InvalidInputError:
@@ -469,11 +280,104 @@ def _unnamed() -> InvalidInputError:
     )
 
 
-def by_block(rows: Any, place: PlaceRows) -> Any:
-    """Pack rows into cells, and bring those of a block together, in the order of the frame."""
-    packed = rows.mapInArrow(place, PACKED_DDL)
-    parted = packed.repartitionById(place.part_count, "part")
-    return parted.sortWithinPartitions("block", "source", "number").select("block", "data")
+# -- the write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsWrite:
+    """One write: what was asked for, and the steps in their order."""
+
+    df: Any
+    session: Session
+    types: Types
+    group: str
+    coordinates: dict[str, Any]
+    chunks: dict[str, int]
+    tolerance: dict[str, Any]
+    mode: str
+    rules: CellRules
+    extends: bool
+
+    def run(self, said: Any, dimensions: Sequence[str] | None) -> TaskTotals:
+        """Look at the rows, make what is not there, and let tasks write."""
+        session, types, order_by = self.session, self.types, self.rules.order_by
+        arrays, columns, present = _settle(
+            session,
+            types,
+            said,
+            dimensions,
+            group=self.group,
+            coordinates=list(self.coordinates),
+            order_by=order_by,
+        )
+        given = columns if present is None else present.names
+        names = [name or column for name, column in zip(given, columns, strict=True)]
+        for what, options in (("coordinates", self.coordinates), ("tolerance", self.tolerance)):
+            for name in options.keys() - set(names):
+                raise InvalidInputError(
+                    f"{what}= names {name!r}, and the dimensions are {', '.join(map(repr, names))}"
+                )
+        used = dict.fromkeys([*columns, *(each.column for each in arrays)])
+        used.update({} if order_by is None else {order_by: None})
+        rows = self.df.select(*[identifier(name) for name in used])
+        paths = frozenset(each.path for each in arrays if session.find_array(each.path))
+        if self.mode in {"error", "ignore"} and not apply_mode(self.mode, session, paths):
+            return TaskTotals()
+        count, bounds = _bounds(rows, columns, types)
+        if not count:
+            if self.mode == "overwrite":
+                apply_mode(self.mode, session, paths)
+            return TaskTotals()
+        resolved = [
+            self._resolve(d, name, rows, columns[d], bounds, present)
+            for d, name in enumerate(names)
+        ]
+        if present is not None:
+            grow(session, arrays, resolved)
+        for each in resolved:
+            store_coordinates(session, self.group, each, types[each.request.column])
+        axes = [each.axis for each in resolved]
+        make_missing(session, arrays, names, [each.length for each in axes], self.chunks, present)
+        if self.mode == "overwrite":
+            apply_mode(self.mode, session, paths)
+        merged = frozenset(path for path in paths if session.has_chunks(path))
+        cells = cells_of(
+            session, arrays, axes, self.rules, types=types, merged=merged, row_count=count
+        )
+        texts = any(pa.types.is_string(types[name]) for name in used)
+        with nullcontext() if texts else unlimited_batches(self.df.sparkSession):
+            totals = [run_tasks(shuffled(rows, each), session, each) for each in cells]
+        return sum(totals, TaskTotals())
+
+    def _resolve(
+        self,
+        dimension: int,
+        name: str,
+        rows: Any,
+        column: str,
+        bounds: Mapping[str, pa.Array],
+        present: SharedShape | None,
+    ) -> ResolvedAxis:
+        """Settle how the values of a column become places along a dimension."""
+
+        def distinct() -> pa.Array:
+            found = rows.select(identifier(column)).distinct().toArrow().column(0)
+            return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+
+        request = AxisRequest(
+            name=name,
+            column=column,
+            way=self.coordinates.get(name),
+            tolerance=self.tolerance.get(name),
+            extends=self.extends,
+            length=present.shape[dimension] if present is not None else None,
+        )
+        stored = None
+        if not (isinstance(request.way, str) and request.way == "index"):
+            folder = self.group if present is None else present.path.rpartition("/")[0]
+            stored = find_coordinate(self.session, folder, name)
+        known = AxisRows(type=self.types[column], bounds=bounds[column], distinct=distinct)
+        return resolve_axis(request, known, stored, has_arrays=present is not None)
 
 
 def _column_types(df: Any) -> dict[str, pa.DataType]:
@@ -494,9 +398,7 @@ def _column_types(df: Any) -> dict[str, pa.DataType]:
     return found
 
 
-def _bounds(
-    rows: Any, columns: Sequence[str], types: Mapping[str, pa.DataType]
-) -> tuple[int, dict[str, pa.Array]]:
+def _bounds(rows: Any, columns: Sequence[str], types: Types) -> tuple[int, dict[str, pa.Array]]:
     """Count the rows, and find the least and the greatest coordinate of each column; refuse those without."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
 

@@ -1,11 +1,14 @@
-"""Where a write from Spark goes: a session that commits when all went well, or one that somebody else commits.
+"""Where a write from Spark goes: a session that commits when all went well, or that its owner commits; its arrays.
 
-Owns the words that all writers have in common.
+Owns the words that all writers have in common: what becomes of arrays that are there, and how those are described
+that are not.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,12 +20,25 @@ from icechunk_arrow.session import Session
 from icechunk_arrow.spark.writing.tasks import TaskTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
-__all__ = ["MODES", "Target", "WriteResult", "Writing", "check_mode", "mode_check", "writing"]
+__all__ = [
+    "MODES",
+    "ArraySpec",
+    "Target",
+    "WriteResult",
+    "Writing",
+    "apply_mode",
+    "check_mode",
+    "make_arrays",
+    "writing",
+]
 
 Target = str | os.PathLike[str] | Repository | Session
 """A place, an open repository, or a writable session whose commit is its owner's business."""
+
+ArraySpec = Mapping[str, Any]
+"""A Zarr v3 document (it has ``zarr_format``), or what ``zarr.create_array`` takes: shape, chunks, dtype, …."""
 
 MODES = ("append", "overwrite", "error", "ignore")
 
@@ -89,25 +105,54 @@ def check_mode(mode: str) -> None:
         raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
 
 
-def mode_check(mode: str, session: Session) -> Callable[[TaskTotals], bool]:
-    """Say what becomes of arrays that have chunks already, once it is known which are written to."""
+def apply_mode(mode: str, session: Session, paths: Collection[str]) -> bool:
+    """Do what the mode says of arrays that have chunks already; whether they are to be written to."""
+    filled = sorted(path for path in paths if session.has_chunks(path))
+    if mode == "overwrite":
+        for path in filled:
+            session.clear_array(path)
+    if mode == "error" and filled:
+        shown = ", ".join(map(repr, filled[:5]))
+        more = f" and {len(filled) - 5} more arrays" if len(filled) > 5 else ""
+        raise AlreadyExistsError(
+            f"{shown}{more} in {session.storage_url} have chunks already; mode='append' writes over them, "
+            f"mode='overwrite' removes them first. Nothing was changed."
+        )
+    return not (mode == "ignore" and filled)
 
-    def check(totals: TaskTotals) -> bool:
-        filled = sorted(path for path in totals.paths if session.has_chunks(path))
-        if mode == "overwrite":
-            for path in filled:
-                session.clear_array(path)
-        if mode == "error" and filled:
-            raise AlreadyExistsError(
-                f"{_listed(filled)} in {session.storage_url} have chunks already; mode='append' writes over "
-                f"them, mode='overwrite' removes them first. Nothing was changed."
+
+def make_arrays(session: Session, arrays: Mapping[str, ArraySpec]) -> None:
+    """Make arrays that are not there, and the groups above them; those that are there stay as they are."""
+    import zarr  # noqa: PLC0415  (slow to import)
+
+    for path, spec in arrays.items():
+        if not isinstance(spec, Mapping):
+            raise InvalidInputError(
+                f"the array {path!r} is described by {spec!r}; give a Zarr v3 document, or a mapping with "
+                f"shape, chunks, dtype and whatever else zarr.create_array takes"
             )
-        return not (mode == "ignore" and filled)
+        found = session.find_node(path)
+        if found is not None:
+            if not found.is_array:
+                raise InvalidInputError(f"{path!r} is to be an array, and there is a group")
+            continue
+        _make_groups(session, path)
+        if "zarr_format" in spec:
+            session.set_document(path, json.dumps(dict(spec)).encode())
+            continue
+        try:
+            zarr.create_array(session.store, name=path.strip("/") or None, **spec)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"the array {path!r} cannot be made as described: {error}"
+            ) from error
 
-    return check
 
-
-def _listed(paths: Iterable[str]) -> str:
-    shown = list(paths)
-    more = f" and {len(shown) - 5} more arrays" if len(shown) > 5 else ""
-    return ", ".join(map(repr, shown[:5])) + more
+def _make_groups(session: Session, path: str) -> None:
+    above = "/"
+    for name in ["", *path.strip("/").split("/")[:-1]]:
+        above = f"{above.rstrip('/')}/{name}" if name else "/"
+        if session.find_node(above) is None and path != "/":
+            session.set_document(
+                above, b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+            )

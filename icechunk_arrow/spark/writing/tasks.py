@@ -36,12 +36,12 @@ __all__ = [
     "RecentRows",
     "TaskTotals",
     "check_reachable",
-    "described",
     "error_of",
+    "job_description",
     "run_tasks",
     "telling_errors",
     "totals_of",
-    "uncounted",
+    "unlimited_batches",
     "work_on",
 ]
 
@@ -51,7 +51,7 @@ _RECENT_ROWS = 1 << 20
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = str((1 << 31) - 1)
 _lock = threading.Lock()
-_uncounted: WeakKeyDictionary[Any, tuple[int, str | None]] = WeakKeyDictionary()
+_unlimited: WeakKeyDictionary[Any, tuple[int, str | None]] = WeakKeyDictionary()
 """Of each session how many go on at once, and the setting that it had before."""
 _SHOWN = ("path", "index", "location", "offset", "length")
 
@@ -72,6 +72,15 @@ class TaskTotals:
     manifest_count: int = 0
     paths: frozenset[str] = frozenset()
     """The arrays."""
+
+    def __add__(self, other: TaskTotals) -> TaskTotals:
+        """Add what another piece of work wrote."""
+        return TaskTotals(
+            tasks=self.tasks + other.tasks,
+            chunk_count=self.chunk_count + other.chunk_count,
+            manifest_count=self.manifest_count + other.manifest_count,
+            paths=self.paths | other.paths,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,23 +251,23 @@ def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @contextmanager
-def uncounted(spark: Any) -> Iterator[None]:
+def unlimited_batches(spark: Any) -> Iterator[None]:
     """Let Spark not count the bytes of Arrow batches, row by row: for rows that are small, and bounded by number.
 
     The setting is the session's; it is what it was when the last of those that go on at once has ended.
     """
     with _lock:
-        users, before = _uncounted.get(spark, (0, spark.conf.get(_BATCH_BYTES, None)))
-        _uncounted[spark] = (users + 1, before)
+        users, before = _unlimited.get(spark, (0, spark.conf.get(_BATCH_BYTES, None)))
+        _unlimited[spark] = (users + 1, before)
         if not users:
             spark.conf.set(_BATCH_BYTES, _NO_LIMIT)
     try:
         yield
     finally:
         with _lock:
-            users, before = _uncounted.pop(spark)
+            users, before = _unlimited.pop(spark)
             if users > 1:
-                _uncounted[spark] = (users - 1, before)
+                _unlimited[spark] = (users - 1, before)
             elif before is None:
                 spark.conf.unset(_BATCH_BYTES)
             else:
@@ -266,7 +275,7 @@ def uncounted(spark: Any) -> Iterator[None]:
 
 
 @contextmanager
-def described(spark: Any, text: str) -> Iterator[None]:
+def job_description(spark: Any, text: str) -> Iterator[None]:
     """Let Spark's pages say of jobs what they are for; Spark Connect has no place for that."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         yield

@@ -14,6 +14,8 @@ import pytest
 import zarr
 
 from icechunk_arrow import Repository
+from icechunk_arrow.core.splits import box_numbers, box_of
+from icechunk_arrow.engine.bulk import Layout
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     InvalidInputError,
@@ -23,7 +25,9 @@ from icechunk_arrow.errors import (
     RepositoryNotFoundError,
 )
 from icechunk_arrow.spark import write_chunks, write_references
-from icechunk_arrow.spark.writing.tasks import uncounted
+from icechunk_arrow.spark.writing import chunks as writing_chunks
+from icechunk_arrow.spark.writing.chunks import GridTasks, by_grid
+from icechunk_arrow.spark.writing.tasks import unlimited_batches
 from tests.places import read_array
 from tests.spark.frames import (
     check_manifests,
@@ -230,6 +234,47 @@ def test_duplicates(spark: Any, tmp_path: Path, shuffle: bool) -> None:
     assert rows[chunk]["offset"] == 5, "the last in the frame's order"
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tasks_have_whole_boxes(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axis: int
+) -> None:
+    """Boxes are those of manifests, and numpy and Spark's expressions send them to the same tasks, in order."""
+    monkeypatch.setattr(writing_chunks, "_TASK_CHUNKS", 200)
+    repository = new_repository(tmp_path / "r", a=SHAPE, b=(30,), c=(20,))
+    session = repository.writable_session("main")
+
+    def layout_of(view: Any) -> Layout:
+        return Layout(limit=60, axis=min(axis, len(view.grid.axes) - 1))
+
+    monkeypatch.setattr(session, "layout_of", layout_of)
+    rows = pa.concat_tables(
+        reference_table(shape, path=path).select(["path", "index"])
+        for path, shape in (("/a", SHAPE), ("/b", (30,)), ("/c", (20,)))
+    ).combine_chunks()
+    (batch,) = rows.to_batches()
+    tasks = GridTasks.of(session, ["/a", "/b", "/c"])
+
+    task, box, number = tasks.locate(batch, None)
+
+    index = np.array([each for each in batch.column("index").to_pylist() if len(each) == 2], "u8")
+    expected = box_numbers(index, SHAPE, box_of(SHAPE, 60, axis), axis)
+    np.testing.assert_array_equal(box[: len(index)], expected)
+    np.testing.assert_array_equal(
+        number[: len(index)], np.ravel_multi_index(tuple(index.T.astype(int)), SHAPE)
+    )
+    order = np.argsort(expected, kind="stable")
+    assert (np.diff(task[: len(index)][order]) >= 0).all()
+    assert tasks.count == 7
+    assert set(task[: len(index)].tolist()) == set(range(6)), "a large array has tasks of its own"
+    assert set(task[len(index) :].tolist()) == {6}, "small ones share one"
+    placed = by_grid(spark.createDataFrame(rows), session, ["/a", "/b", "/c"], None)
+    found = placed.selectExpr("path", "index", "spark_partition_id()").collect()
+    mine = zip(rows["path"].to_pylist(), map(tuple, rows["index"].to_pylist()), task, strict=True)
+    assert {(path, tuple(place)): part for path, place, part in found} == {
+        (path, place): part for path, place, part in mine
+    }
+
+
 FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"index": [7]}, InvalidInputError, r"chunk \(7,\) is outside the grid"),
     (
@@ -255,13 +300,13 @@ def test_settings_come_back(spark: Any, tmp_path: Path) -> None:
         if before != default:
             spark.conf.set(name, before)
         with ExitStack() as one, ExitStack() as other:
-            one.enter_context(uncounted(spark))
+            one.enter_context(unlimited_batches(spark))
             assert spark.conf.get(name) == str(2**31 - 1)
-            other.enter_context(uncounted(spark))
+            other.enter_context(unlimited_batches(spark))
             one.close()
             assert spark.conf.get(name) == str(2**31 - 1)
         assert spark.conf.get(name) == before
-        with pytest.raises(KeyError), uncounted(spark):
+        with pytest.raises(KeyError), unlimited_batches(spark):
             raise KeyError
         assert spark.conf.get(name) == before
     repository = new_repository(tmp_path / "r", a=(4, 5))
