@@ -23,7 +23,7 @@ from icechunk_arrow.core.plain_yaml import load_plain_yaml
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
-from icechunk_arrow.tables.settings import config_table
+from icechunk_arrow.tables.metadata import config_table
 
 __all__ = ["config", "init"]
 

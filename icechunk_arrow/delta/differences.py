@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icechunk_arrow.tables.differences import own_manifests
-from icechunk_arrow.tables.manifests import entries_of
+from icechunk_arrow.tables.node_changes import own_manifests
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Snapshot
@@ -59,13 +58,13 @@ def _renamed(before: Snapshot, after: Snapshot) -> frozenset[str]:
     ]
     if not moved:
         return frozenset()
-    entries = entries_of(after)
-    codes = np.unique(entries.codes[np.isin(entries.node_ids, moved)])
+    entries = after.entries
+    rows = [after.rows_by_id[node_id] for node_id in moved]
+    codes = np.unique(entries.codes[np.isin(entries.owners, rows)])
     names = (entries.manifests[code] for code in codes.tolist())
     return frozenset(name for name in names if name in before.manifest_sizes)
 
 
 def _rows(snapshot: Snapshot, manifests: frozenset[str]) -> int:
-    entries = entries_of(snapshot)
-    chosen = np.array([name in manifests for name in entries.manifests], np.bool_)
-    return int(entries.row_counts[chosen[entries.codes]].sum()) if len(entries) else 0
+    entries = snapshot.entries
+    return int(entries.row_counts[entries.of_manifests(manifests)].sum())

@@ -23,10 +23,10 @@ from icechunk_arrow.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_arrow.spark.quoting import identifier, text
-from icechunk_arrow.spark.views.making import check_place, naming_gone_files, reading_chunks
+from icechunk_arrow.spark.views.session import check_place, naming_gone_files, reading_chunks
 from icechunk_arrow.spark.writing.tasks import job_description
 from icechunk_arrow.tables.attaching import members_of
-from icechunk_arrow.tables.places import root_uri
+from icechunk_arrow.tables.chunk_rows import root_uri
 from icechunk_arrow.tables.schemas import REPOSITORY, TABLES, with_repository
 from icechunk_arrow.tables.selection import Selection
 

@@ -7,58 +7,45 @@ views of one state or of another. What the views say is in ``definitions``.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from icechunk_arrow.duckdb.definitions import shared_statements, union_statements
-from icechunk_arrow.duckdb.prepared import prepare
-from icechunk_arrow.duckdb.private import new_files
-from icechunk_arrow.duckdb.quoting import identifier, text
-from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.duckdb.definitions import names_in, schema_statements
+from icechunk_arrow.duckdb.reading import CheckedSource, checked_files
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from icechunk_arrow.tables.attaching import Attached, context_of, members_of
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
+from icechunk_arrow.tables.dialect import DUCKDB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
 
-    from icechunk_arrow.engine.context import Context
     from icechunk_arrow.storage.table_files import TableFiles
     from icechunk_arrow.tables.attaching import Place
 
-__all__ = ["Attached", "attach", "context_of", "detach", "refresh"]
+__all__ = ["Attached", "attach", "detach", "refresh"]
 
 _MARK = "_attached"
-_live: WeakValueDictionary[str, _Attachment] = WeakValueDictionary()
+_live: WeakValueDictionary[str, _Connected] = WeakValueDictionary()
 """Attachments by the token that stands in their schema; DuckDB itself keeps them, by its file systems."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Member:
-    """One repository of an attachment."""
+class _Connected:
+    """What is attached to a connection, and the file system by which DuckDB reads each repository."""
 
-    name: str
-    prefix: str
-    """What its own relations begin with, where there are several repositories."""
-    context: Context
-    files: TableFiles
-    snapshot_id: str = ""
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.files: dict[str, TableFiles] = {
+            label: checked_files(context.storage)
+            for label, context in attachment.members.contexts.items()
+        }
+        for each in self.files.values():
+            each.keeper = self
 
-
-@dataclass(kw_only=True, eq=False)
-class _Attachment:
-    name: str
-    selection: Selection
-    members: list[_Member]
-    united: bool
-    token: str = field(default_factory=new_id)
-
-    def attached(self) -> Attached:
-        return Attached(
-            name=self.name, snapshots={each.name: each.snapshot_id for each in self.members}
-        )
+    def unregister(self, con: Any) -> None:
+        """Take the file systems from a connection."""
+        for each in self.files.values():
+            con.unregister_filesystem(each.protocol)
 
 
 def attach(
@@ -105,27 +92,23 @@ def attach(
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidInputError(f"{name!r} cannot name a schema; give some text")
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    found = members_of(repository, storage_options)
-    members = [
-        _Member(
-            name=label,
-            prefix=f"_{number}_" if found.united else "",
-            context=context,
-            files=new_files(context.storage),
-        )
-        for number, (label, context) in enumerate(found.contexts.items())
-    ]
-    attachment = _Attachment(name=name, selection=selection, members=members, united=found.united)
-    for member in members:
-        member.files.keeper = attachment
-        con.register_filesystem(member.files)
+    attachment = Attachment.of(
+        name,
+        repository,
+        storage_options,
+        branch=branch,
+        tag=tag,
+        snapshot_id=snapshot_id,
+        as_of=as_of,
+    )
+    connected = _Connected(attachment)
+    for files in connected.files.values():
+        con.register_filesystem(files)
     try:
         [(database,)] = con.execute("SELECT current_database()").fetchall()
-        _define(con, attachment, identifier(database, name), create=True)
+        attached = _define(con, connected, DUCKDB.identifier(database, name), create=True)
     except BaseException as error:
-        for member in members:
-            con.unregister_filesystem(member.files.protocol)
+        connected.unregister(con)
         if f'Schema with name "{name}" already exists' in str(error):
             raise AlreadyExistsError(
                 f"there is a schema {name!r} in this connection; choose another name, or detach it first"
@@ -136,8 +119,8 @@ def attach(
                 f"choose another name"
             ) from error
         raise
-    _live[attachment.token] = attachment
-    return attachment.attached()
+    _live[attachment.token] = connected
+    return attached
 
 
 def refresh(con: Any, name: str = "icechunk") -> Attached:
@@ -145,46 +128,41 @@ def refresh(con: Any, name: str = "icechunk") -> Attached:
 
     Queries that are under way go on with what they began with.
     """
-    schema, attachment = _find(con, name)
-    if attachment is None:
-        raise InvalidInputError(
-            f"the schema {name!r} was attached by another process, which knows where its files are; detach "
-            f"it, and attach it again"
-        )
-    _define(con, attachment, schema, create=False)
-    return attachment.attached()
+    schema, connected = _find(con, name)
+    if connected is None:
+        raise attached_elsewhere(f"the schema {name!r}")
+    return _define(con, connected, schema, create=False)
 
 
 def detach(con: Any, name: str = "icechunk") -> None:
     """Remove a schema that :func:`attach` made, with all that is in it."""
-    schema, attachment = _find(con, name)
+    schema, connected = _find(con, name)
     con.execute(f"DROP SCHEMA {schema} CASCADE")
-    if attachment is not None:
-        for member in attachment.members:
-            con.unregister_filesystem(member.files.protocol)
-        _live.pop(attachment.token, None)
+    if connected is not None:
+        connected.unregister(con)
+        _live.pop(connected.attachment.token, None)
 
 
-def _find(con: Any, name: str) -> tuple[str, _Attachment | None]:
-    """Find a schema, quoted, and its attachment; None where another process made it.
+def _find(con: Any, name: str) -> tuple[str, _Connected | None]:
+    """Find a schema, quoted, and what is attached by it; None where another process made it.
 
     One of the database in use comes before those of others.
     """
-    known = con.execute(
+    found = con.execute(
         "SELECT database_name, schema_name FROM duckdb_views() WHERE lower(schema_name) = lower(?) "
         "AND view_name = ? ORDER BY database_name = current_database() DESC, database_name LIMIT 1",
         [name, _MARK],
     ).fetchall()
-    if not known:
+    if not found:
         raise NotFoundError(f"there is no schema {name!r} that icechunk_arrow.duckdb.attach made")
-    schema = identifier(*known[0])
+    schema = DUCKDB.identifier(*found[0])
     [(token,)] = con.execute(f"SELECT token FROM {schema}.{_MARK}").fetchall()
-    attachment = _live.get(token)
-    if attachment is None or not all(
-        con.filesystem_is_registered(member.files.protocol) for member in attachment.members
+    connected = _live.get(token)
+    if connected is None or not all(
+        con.filesystem_is_registered(files.protocol) for files in connected.files.values()
     ):
         return schema, None
-    return schema, attachment
+    return schema, connected
 
 
 @contextmanager
@@ -204,24 +182,25 @@ def _transaction(con: Any) -> Iterator[None]:
     con.execute("COMMIT")
 
 
-def _define(con: Any, attachment: _Attachment, schema: str, *, create: bool) -> None:
+def _define(con: Any, connected: _Connected, schema: str, *, create: bool) -> Attached:
     """Make or replace everything in a schema."""
-    statements = [f"CREATE SCHEMA {schema}"] if create else []
-    statements += shared_statements(schema)
-    found = [attachment.selection.resolve(member.context) for member in attachment.members]
-    for member, snapshot_id in zip(attachment.members, found, strict=True):
-        prepared = prepare(member.files, member.context, snapshot_id)
-        member.files.check(prepared.source.start)
-        statements += prepared.statements(schema, member.prefix)
-    if attachment.united:
-        prefixes = {member.name: member.prefix for member in attachment.members}
-        statements += union_statements(schema, prefixes)
-    statements.append(
-        f"CREATE OR REPLACE VIEW {schema}.{_MARK} AS SELECT {text(attachment.token)} AS token"
-    )
+    attachment, files = connected.attachment, connected.files
+    united = attachment.members.united
+    sources, snapshots = {}, {}
+    for number, (label, context, snapshot_id, _) in enumerate(attachment.resolved()):
+        snapshots[label] = snapshot_id
+        names = names_in(schema, f"_{number}_" if united else "")
+        snapshot = context.files.read_snapshot(snapshot_id)
+        sources[label] = CheckedSource(files[label], context, snapshot, names)
+    statements = [
+        *([f"CREATE SCHEMA {schema}"] if create else []),
+        *schema_statements(schema, sources, united=united),
+        f"CREATE OR REPLACE VIEW {schema}.{_MARK} AS SELECT {DUCKDB.text(attachment.token)} AS token",
+    ]
+    for label, source in sources.items():
+        files[label].check(source.folder)
     with _transaction(con), ExitStack() as stack:
-        for member in attachment.members:
-            stack.enter_context(member.files.describing())
+        for each in files.values():
+            stack.enter_context(each.describing())
         con.execute(";\n".join(statements))
-    for member, snapshot_id in zip(attachment.members, found, strict=True):
-        member.snapshot_id = snapshot_id
+    return Attached(name=attachment.name, snapshots=snapshots)

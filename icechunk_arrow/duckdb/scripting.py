@@ -7,38 +7,24 @@ SQL alone.
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.duckdb.definitions import (
-    ENTRY_COLUMNS,
-    RUN_COLUMNS,
-    Source,
-    change_query,
-    names_in,
-    no_rows,
-    pathed_rows_sql,
-    repository_statements,
-    shared_statements,
-    sql_columns,
-)
-from icechunk_arrow.duckdb.quoting import identifier, literal, plain_pattern, text
+from icechunk_arrow.duckdb.definitions import SnapshotSource, names_in, schema_statements
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.attaching import context_of
-from icechunk_arrow.tables.differences import NODE_CHANGES, later_paths, node_changes, own_manifests
-from icechunk_arrow.tables.entries import entry_table, grid_run_table
-from icechunk_arrow.tables.facts import fact_table
-from icechunk_arrow.tables.manifests import entries_of
-from icechunk_arrow.tables.places import root_uri
-from icechunk_arrow.tables.scans import plan_scans, plan_scans_by_array, plan_some_scans
-from icechunk_arrow.tables.schemas import FACTS
-from icechunk_arrow.tables.selection import Selection, find_earlier
+from icechunk_arrow.tables.attaching import Attachment
+from icechunk_arrow.tables.chunk_rows import root_uri
+from icechunk_arrow.tables.dialect import DUCKDB
+from icechunk_arrow.tables.metadata import metadata_table
+from icechunk_arrow.tables.queries import change_query
+from icechunk_arrow.tables.schemas import METADATA_TABLES
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -50,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["sql_script"]
 
 _ROWS = 500
-_OWN_SCANS = 8
+_WILD = re.compile(r"([*?\[])")
 
 
 def sql_script(
@@ -89,132 +75,133 @@ def sql_script(
             f"{name!r} cannot name a schema in a script, which is read line by line; choose a name that "
             f"can be printed"
         )
-    context = context_of(repository, storage_options)
+    attachment = Attachment.of(
+        name,
+        repository,
+        storage_options,
+        branch=branch,
+        tag=tag,
+        snapshot_id=snapshot_id,
+        as_of=as_of,
+        since=since,
+    )
+    if attachment.members.united:
+        raise InvalidInputError("a script is about one repository; write one for each")
+    [context] = attachment.members.contexts.values()
     if context.storage.url.startswith("memory:"):
         raise InvalidInputError(
             f"{context.storage.url} is in the memory of this process, where no script can read it"
         )
-    found = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).resolve(context)
-    snapshot = context.files.read_snapshot(found)
-    before = context.files.read_snapshot(find_earlier(context, found, since))
-    lines = [
+    [(_, _, found, earlier)] = attachment.resolved()
+    after, before = (context.files.read_snapshot(each) for each in (found, earlier))
+    schema = DUCKDB.identifier(name)
+    source = _WrittenSource(context, schema, after, before)
+    comments = [
         f"-- snapshot {found} of {json.dumps(context.storage.url)}",
         "-- made by icechunk_arrow; read by DuckDB alone, such as: duckdb my.db < this.sql",
+    ]
+    statements = [
         "BEGIN TRANSACTION",
-        f"CREATE SCHEMA {identifier(name)}",
-        *shared_statements(identifier(name)),
-        *_Script(context, identifier(name), snapshot, before).statements(),
+        f"CREATE SCHEMA {schema}",
+        *schema_statements(schema, {"": source}, united=False),
         "COMMIT",
         "",
     ]
-    comments, statements = lines[:2], lines[2:]
     return "\n".join([*comments, ";\n".join(statements)])
 
 
-class _Script(Source):
+class _WrittenSource(SnapshotSource):
     """One snapshot, with everything under names that DuckDB finds by itself."""
 
     def __init__(self, context: Context, schema: str, snapshot: Snapshot, before: Snapshot) -> None:
-        self.snapshot = snapshot.id
         self.root = root_uri(context.storage.url)
+        self.names = names_in(schema)
+        self.snapshot = snapshot
+        self.folder = f"{context.storage.url.rstrip('/')}/"
+        self.statements = []
         self._context = context
         self._schema = schema
-        self._after = snapshot
         self._before = before
-        self._names = names_in(schema)
 
-    def _own(self, name: str) -> str:
-        return f"{self._schema}.{identifier('_' + name)}"
+    def _parquet(self, kind: FileKind, ids: Sequence[str], more: str = "") -> str:
+        """List files, each as a pattern that matches nothing but it."""
+        paths = (_WILD.sub(r"[\1]", self.folder + key_of(kind, each)) for each in ids)
+        listed = ", ".join(map(DUCKDB.text, paths))
+        return f"read_parquet([{listed}], hive_partitioning = false{more})"
 
-    def _path(self, kind: FileKind, identifier_: str) -> str:
-        return f"{self._context.storage.url.rstrip('/')}/{key_of(kind, identifier_)}"
-
-    def _patterns(self, kind: FileKind, ids: Sequence[str]) -> str:
-        return "[" + ", ".join(text(plain_pattern(self._path(kind, each))) for each in ids) + "]"
-
-    def files(self, scan: Scan) -> str:
+    def files(self, scan: Scan, *, named: bool) -> str:  # noqa: ARG002 -- names of files come anyway
         """List the files."""
-        return self._patterns(FileKind.MANIFEST, scan.manifests)
+        return self._parquet(FileKind.MANIFEST, scan.manifests)
 
-    def fact(self, name: str) -> str:
+    def table(self, name: str, rows: pa.Table) -> str:
+        """Fill a table with what the script holds."""
+        relation = f"{self._schema}.{DUCKDB.identifier('_' + name)}"
+        self.statements.append(
+            f"CREATE OR REPLACE TABLE {relation} ({DUCKDB.columns(rows.schema)})"
+        )
+        for batch in rows.to_batches(max_chunksize=_ROWS):
+            values = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            written = ",\n".join("(" + ", ".join(map(_literal, row)) + ")" for row in values)
+            if written:
+                self.statements.append(f"INSERT INTO {relation} VALUES {written}")
+        return relation
+
+    held = table
+
+    def metadata(self, name: str) -> str:
         """Read a table that the script holds; operations are read off their logs."""
-        if name != "operations":
-            return f"SELECT * FROM {self._own(name)}"
-        history = fact_table(self._context, "snapshots", self.snapshot)
+        if name == "operations":
+            return self._operations()
+        rows = metadata_table(self._context, name, self.snapshot.id)
+        return f"SELECT * FROM {self.table(name, rows)}"
+
+    def _operations(self) -> str:
+        history = metadata_table(self._context, "snapshots", self.snapshot.id)
         logged = [row["snapshot"] for row in history.to_pylist() if row["parent"] is not None]
         if not logged:
-            return no_rows(sql_columns(FACTS[name]))
+            return DUCKDB.no_rows(METADATA_TABLES["operations"])
         logs = (  # columns that few logs have are there all the same
-            f"(SELECT *, filename FROM read_parquet({self._patterns(FileKind.TRANSACTION, logged)}, "
-            f"hive_partitioning = false, union_by_name = true) UNION ALL BY NAME "
-            f"SELECT NULL::VARCHAR[] AS keys, NULL::UBIGINT[] AS shape_before, "
+            f"(SELECT *, filename FROM {self._parquet(FileKind.TRANSACTION, logged, ', union_by_name = true')} "
+            f"UNION ALL BY NAME SELECT NULL::VARCHAR[] AS keys, NULL::UBIGINT[] AS shape_before, "
             f"NULL::UBIGINT[] AS shape_after WHERE false)"
         )
-        return fill(statement("tables/operations.duckdb.sql"), self._names | {"logs": logs})
+        return fill(statement("tables/operations.duckdb.sql"), {**self.names, "logs": logs})
 
     def changes(self) -> str:
         """Compare the two snapshots that the script knows, and no others."""
-        ids = text(self._before.id), text(self._after.id)
-        wrong = text(
-            f"this script knows the changes from {self._before.id} to {self._after.id} only"
-        )
+        before, after = self._before, self.snapshot
+        query = change_query(self, self._context.files, before, after)
+        view = f"{self._schema}._changes"
+        self.statements.append(f"CREATE OR REPLACE VIEW {view} AS {query}")
+        earlier, later = DUCKDB.text(before.id), DUCKDB.text(after.id)
+        wrong = f"this script knows the changes from {before.id} to {after.id} only"
         return (
-            f"SELECT c.* FROM (SELECT CASE WHEN earlier = {ids[0]} AND later = {ids[1]} "
-            f"THEN 1 ELSE error({wrong}) END AS known) AS k, {self._own('changes')} AS c WHERE k.known = 1"
+            f"SELECT c.* FROM (SELECT CASE WHEN earlier = {earlier} AND later = {later} "
+            f"THEN 1 ELSE error({DUCKDB.text(wrong)}) END AS known) AS k, {view} AS c WHERE k.known = 1"
         )
 
-    def statements(self) -> Iterator[str]:
-        """Make everything that is of this repository."""
-        entries = entries_of(self._after)
-        files = [self._path(FileKind.MANIFEST, each) for each in entries.manifests]
-        yield from _filled(self._names["entries"], ENTRY_COLUMNS, entry_table(entries, files))
-        runs = grid_run_table(self._after)
-        if runs.num_rows:
-            yield from _filled(self._names["grid_runs"], RUN_COLUMNS, runs)
-        for name, schema in FACTS.items():
-            if name != "operations":
-                table = fact_table(self._context, name, self.snapshot)
-                yield from _filled(self._own(name), sql_columns(schema), table)
-        yield from self._change_statements()
-        yield from repository_statements(
-            self._schema,
-            self,
-            plan_scans(entries),
-            plan_scans_by_array(entries, most_arrays=_OWN_SCANS),
-            grid_runs=runs.num_rows > 0,
-        )
 
-    def _change_statements(self) -> Iterator[str]:
-        changes = node_changes(self._context.files, self._before, self._after)
-        yield from _filled(self._own("node_changes"), sql_columns(NODE_CHANGES), changes)
-        rows = []
-        for side, snapshot, other in (
-            ("before", self._before, self._after),
-            ("after", self._after, self._before),
-        ):
-            paths = later_paths(snapshot, self._after)
-            relation = self._own(f"{side}_paths")
-            yield from _filled(relation, sql_columns(paths.schema), paths)
-            own = own_manifests(snapshot, other)
-            scans = plan_some_scans(entries_of(snapshot), own)
-            rows.append(pathed_rows_sql(scans, self, self._names, relation))
-        query = change_query(
-            rows[0],
-            rows[1],
-            self._own("node_changes"),
-            from_snapshot=self._before.id,
-            to_snapshot=self._after.id,
-        )
-        yield f"CREATE OR REPLACE VIEW {self._own('changes')} AS {query}"
-
-
-def _filled(relation: str, columns: Sequence[tuple[str, str]], table: pa.Table) -> Iterator[str]:
-    """Make a table with rows."""
-    described = ", ".join(f"{identifier(name)} {kind}" for name, kind in columns)
-    yield f"CREATE OR REPLACE TABLE {relation} ({described})"
-    names = [name for name, _ in columns]
-    for batch in table.select(names).to_batches(max_chunksize=_ROWS):
-        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        written = ",\n".join("(" + ", ".join(map(literal, row)) + ")" for row in rows)
-        if written:
-            yield f"INSERT INTO {relation} VALUES {written}"
+def _literal(value: Any) -> str:
+    """Write a value of any type of our tables."""
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return DUCKDB.text(value)
+        case bytes():
+            return f"unhex('{value.hex()}')"
+        case datetime():
+            return f"TIMESTAMPTZ '{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00'"
+        case list() | tuple():
+            return "[" + ", ".join(map(_literal, value)) + "]"
+        case dict():
+            members = (
+                f"{DUCKDB.identifier(name)} := {_literal(each)}" for name, each in value.items()
+            )
+            return f"struct_pack({', '.join(members)})"
+        case _:
+            raise AssertionError(type(value))

@@ -1,5 +1,5 @@
 # ruff: noqa: S608  (making SQL is what this does; tests/sql attack it)
-"""Names, values and paths as Spark takes them: what comes from a repository is never anything but one of these."""
+"""Names, values, rows and paths as Spark takes them: what a repository holds is never anything but one of these."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from icechunk_arrow.tables.dialect import SPARK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,39 +23,14 @@ __all__ = [
     "json_text",
     "rows_text",
     "spark_root",
-    "spark_type",
     "text",
 ]
 
-_PLAIN = re.compile(r"[A-Za-z0-9_/.: =-]*")
 _HARMLESS = re.compile(r'[A-Za-z0-9_/.: =,{}\[\]"()+-]*')
 _WILD = re.compile(r"([\\*?\[\]{}])")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TYPES = {
-    "string": "STRING",
-    "int64": "BIGINT",
-    "uint32": "BIGINT",
-    "uint64": "DECIMAL(20,0)",
-    "double": "DOUBLE",
-    "bool": "BOOLEAN",
-    "binary": "BINARY",
-    "timestamp[us, tz=UTC]": "TIMESTAMP",
-}
 
-
-def identifier(name: str) -> str:
-    """Quote the name of a view or function."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def text(value: str) -> str:
-    """Write a text; one with other than harmless characters as its bytes.
-
-    Spark replaces ``${…}`` in statements, and a setting decides what a backslash means in a literal.
-    """
-    if _PLAIN.fullmatch(value):
-        return f"'{value}'"
-    return f"cast(X'{value.encode().hex()}' AS STRING)"
+identifier, text = SPARK.identifier, SPARK.text
 
 
 def json_text(value: Any, kind: str) -> str:
@@ -69,60 +46,37 @@ def json_text(value: Any, kind: str) -> str:
 def rows_text(table: pa.Table) -> str:
     """Write a query that gives the rows of a table."""
     if not table.num_rows:
-        columns = (
-            f"CAST(NULL AS {spark_type(each.type)}) AS {identifier(each.name)}"
-            for each in table.schema
-        )
-        return f"SELECT {', '.join(columns)} WHERE false"
-    values = zip(
-        *(_plain_values(table[each.name].to_pylist(), each.type) for each in table.schema),
-        strict=True,
-    )
-    kinds = (f"c{place} {_plain_type(each.type)}" for place, each in enumerate(table.schema))
+        return SPARK.no_rows(table.schema)
+    names = [f"c{place}" for place in range(table.num_columns)]
+    columns = [_Plain(table[each.name].to_pylist(), each.type) for each in table.schema]
     rows = json_text(
-        [{f"c{place}": value for place, value in enumerate(row)} for row in values],
-        f"ARRAY<STRUCT<{', '.join(kinds)}>>",
+        [
+            dict(zip(names, row, strict=True))
+            for row in zip(*(each.values for each in columns), strict=True)
+        ],
+        "ARRAY<STRUCT<{}>>".format(
+            ", ".join(f"{name} {each.kind}" for name, each in zip(names, columns, strict=True))
+        ),
     )
-    columns = (
-        f"{_from_plain(f'c{place}', each.type)} AS {identifier(each.name)}"
-        for place, each in enumerate(table.schema)
+    listed = ", ".join(
+        f"{each.again.format(name)} AS {identifier(field.name)}"
+        for name, each, field in zip(names, columns, table.schema, strict=True)
     )
-    return f"SELECT {', '.join(columns)} FROM (SELECT inline({rows}))"
+    return f"SELECT {listed} FROM (SELECT inline({rows}))"
 
 
-def _plain_values(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Bring values into what JSON and Spark agree on."""
-    if pa.types.is_binary(kind):
-        return [None if each is None else each.hex() for each in values]
-    if pa.types.is_timestamp(kind):
-        return [
-            None if each is None else (each - _EPOCH) // timedelta(microseconds=1)
-            for each in values
-        ]
-    return values
+class _Plain:
+    """A column in values that JSON and Spark agree on."""
 
-
-def _plain_type(kind: pa.DataType) -> str:
-    if pa.types.is_binary(kind):
-        return "STRING"
-    return "BIGINT" if pa.types.is_timestamp(kind) else spark_type(kind)
-
-
-def _from_plain(column: str, kind: pa.DataType) -> str:
-    if pa.types.is_binary(kind):
-        return f"unhex({column})"
-    return f"timestamp_micros({column})" if pa.types.is_timestamp(kind) else column
-
-
-def spark_type(kind: pa.DataType) -> str:
-    """Name a type of our tables, or of a column of a manifest, as Spark does."""
-    name = str(kind)
-    if name in _TYPES:
-        return _TYPES[name]
-    if name.startswith("list"):
-        return f"ARRAY<{spark_type(kind.value_type)}>"
-    fields = (kind.field(place) for place in range(kind.num_fields))
-    return f"STRUCT<{', '.join(f'{identifier(each.name)}: {spark_type(each.type)}' for each in fields)}>"
+    def __init__(self, values: Sequence[Any], kind: pa.DataType) -> None:
+        self.values, self.kind, self.again = values, SPARK.type(kind), "{}"
+        if pa.types.is_binary(kind):
+            self.values = [None if each is None else each.hex() for each in values]
+            self.kind, self.again = "STRING", "unhex({})"
+        elif pa.types.is_timestamp(kind):
+            moment = timedelta(microseconds=1)
+            self.values = [None if each is None else (each - _EPOCH) // moment for each in values]
+            self.kind, self.again = "BIGINT", "timestamp_micros({})"
 
 
 def spark_root(root: str) -> str:

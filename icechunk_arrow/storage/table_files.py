@@ -71,7 +71,7 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         """What went wrong last: an engine passes on its text only."""
         self.keeper: object = None
         """Whatever must live as long as an engine has this file system."""
-        self._groups: OrderedDict[int, Mapping[str, FileGroup]] = OrderedDict()
+        self._groups: OrderedDict[int, dict[str, FileGroup]] = OrderedDict()
         self._makers: dict[int, Callable[[str, bool], bytes]] = {}
         self._sizes: dict[str, tuple[str, int, str]] = {}
         self._made: dict[str, bytes] = {}
@@ -86,24 +86,28 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
 
     # -- what there is
 
-    def add_generation(
-        self, groups: Mapping[str, FileGroup], make: Callable[[str, bool], bytes]
-    ) -> str:
+    def add_generation(self, make: Callable[[str, bool], bytes]) -> str:
         """Add a state, and give what its names begin with.
 
-        ``groups`` are found by the rest of a name. Of any other name ``make`` gives the content; with True, and of
-        groups too, one that has the same columns and no rows.
+        Of any name that is no group's ``make`` gives the content; with True, and of groups too, one that has the
+        same columns and no rows.
         """
         with self._lock:
             number = next(reversed(self._groups), 0) + 1
-            self._groups[number] = groups
+            self._groups[number] = {}
             self._makers[number] = make
-            for group in groups.values():
-                for key, size in group.sizes.items():
-                    self._sizes[self._name(number, key)] = (key, size, group.owner)
             while len(self._groups) > _GENERATIONS:
                 self._forget(self._groups.popitem(last=False)[0])
         return self._name(number, "")
+
+    def add_group(self, start: str, rest: str, group: FileGroup) -> str:
+        """Add objects to a state, and give the name that stands for all of them."""
+        number, _ = self._parsed(start)
+        with self._lock:
+            self._groups[number][rest] = group
+            for key, size in group.sizes.items():
+                self._sizes[self._name(number, key)] = (key, size, group.owner)
+        return self._name(number, rest)
 
     def _name(self, number: int, rest: str) -> str:
         return f"{self.protocol}://{number}/{rest}"

@@ -1,5 +1,16 @@
-"""The tables of a repository: what each column is, and the small ones as Arrow.
+"""The tables of a repository: what each column is, the small ones as Arrow, and all of them as SQL.
 
-Owns the schemas, and the facts that need no chunk manifest to be read. Tables over chunks are SQL
-(``sql/tables/``), the same text in every engine.
+In the order in which they build on each other:
+
+``schemas``
+    Names, columns and types of all tables, and of what queries join.
+``nodes``, ``manifests``, ``history``, ``metadata``
+    The tables that need no chunk manifest to be read, as Arrow.
+``scans``, ``node_changes``
+    Decisions: which manifests are read together; how two snapshots differ.
+``dialect``, ``chunk_rows``, ``queries``
+    The one generator of SQL: how an engine spells it, how a row of a manifest becomes a row of ``chunks``, and
+    the query for each table. The texts are in ``sql/``; ``duckdb`` and ``spark`` run them or write scripts.
+``selection``, ``reading``, ``inspections``, ``inspecting``, ``attaching``
+    What people ask for: a snapshot, a table, an inspection, a name by which tables are attached.
 """

@@ -1,25 +1,29 @@
-"""What people attach to an engine: one repository or several, and what they are told of it.
+"""The words of attaching, which are the same in every engine: what is attached by a name, and what goes wrong.
 
-Owns how a place becomes an open repository, and when there are several. Knows no engine.
+Owns how a place becomes an open repository, when there are several, and which snapshot of each is meant. Knows no
+engine.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
+from icechunk_arrow.tables.selection import Selection, find_earlier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     from icechunk_arrow.engine.context import Context
 
     Place = str | os.PathLike[str] | Repository
 
-__all__ = ["Attached", "Members", "context_of", "members_of"]
+__all__ = ["Attached", "Attachment", "attached_elsewhere", "members_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +46,50 @@ class Members:
     """Whether they came by names, so that tables have the column ``repository``."""
 
 
-def context_of(place: Any, storage_options: Mapping[str, Any] | None) -> Context:
-    """Open a repository, or take one that is open."""
-    if isinstance(place, Repository):
-        if storage_options is not None:
-            raise InvalidInputError("storage_options go with a URL; a repository is open already")
-        return place._context  # noqa: SLF001  (the engine's parts are no matter for those who use it)
-    return Repository.open(place, storage_options)._context  # noqa: SLF001
+@dataclass(kw_only=True, eq=False)
+class Attachment:
+    """Repositories that are attached by one name, and what was asked of them."""
+
+    name: str
+    members: Members
+    selection: Selection
+    since: str | None
+    token: str = field(default_factory=new_id)
+    """What an engine keeps of it, by which it is found again."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        repository: Place | Mapping[str, Place],
+        storage_options: Mapping[str, Any] | None,
+        *,
+        branch: str | None,
+        tag: str | None,
+        snapshot_id: str | None,
+        as_of: datetime | None,
+        since: str | None = None,
+    ) -> Attachment:
+        """Open what is to be attached, or put into a script."""
+        return cls(
+            name=name,
+            members=members_of(repository, storage_options),
+            selection=Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
+            since=since,
+        )
+
+    def resolved(self) -> Iterator[tuple[str, Context, str, str]]:
+        """Give each repository by its name, the snapshot that is wanted now, and the one where changes begin."""
+        for label, context in self.members.contexts.items():
+            found = self.selection.resolve(context)
+            yield label, context, found, find_earlier(context, found, self.since)
+
+
+def attached_elsewhere(what: str) -> InvalidInputError:
+    """Say why something that is there cannot be refreshed."""
+    return InvalidInputError(
+        f"{what} was attached by another process, which knows where its files are; detach it, and attach it again"
+    )
 
 
 def members_of(
@@ -56,7 +97,7 @@ def members_of(
 ) -> Members:
     """Open what is to be attached."""
     if isinstance(repository, str | os.PathLike | Repository) or not hasattr(repository, "keys"):
-        context = context_of(repository, storage_options)
+        context = _context_of(repository, storage_options)
         return Members(contexts={context.storage.url: context}, united=False)
     if not repository:
         raise InvalidInputError("there is no repository to attach; name at least one")
@@ -64,6 +105,15 @@ def members_of(
         if not isinstance(label, str):
             raise InvalidInputError(f"{label!r} cannot name a repository; give some text")
     contexts = {
-        label: context_of(place, storage_options) for label, place in dict(repository).items()
+        label: _context_of(place, storage_options) for label, place in dict(repository).items()
     }
     return Members(contexts=contexts, united=True)
+
+
+def _context_of(place: Any, storage_options: Mapping[str, Any] | None) -> Context:
+    """Open a repository, or take one that is open."""
+    if isinstance(place, Repository):
+        if storage_options is not None:
+            raise InvalidInputError("storage_options go with a URL; a repository is open already")
+        return place._context  # noqa: SLF001  (the engine's parts are no matter for those who use it)
+    return Repository.open(place, storage_options)._context  # noqa: SLF001

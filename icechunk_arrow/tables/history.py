@@ -24,7 +24,7 @@ from icechunk_arrow.formats import envelope, structure, transaction
 from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.tables.columns import extents, int64, repeated, table_of
-from icechunk_arrow.tables.schemas import FACTS
+from icechunk_arrow.tables.schemas import METADATA_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +128,7 @@ def snapshot_table(context: Context, snapshot_id: str) -> pa.Table:
         _numbers(each.manifest_count for each in past),
         _numbers(each.manifest_bytes for each in past),
     ]
-    return table_of(FACTS["snapshots"], columns)
+    return table_of(METADATA_TABLES["snapshots"], columns)
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:
@@ -160,7 +160,7 @@ def ref_table(context: Context) -> pa.Table:
             )
         ),
     ]
-    return table_of(FACTS["refs"], columns)
+    return table_of(METADATA_TABLES["refs"], columns)
 
 
 def _check_there(storage: Storage, named: Mapping[str, str]) -> None:
@@ -182,7 +182,7 @@ def operation_table(context: Context, snapshot_id: str) -> pa.Table:
     past = [each.facts for each in _walk(context.files, snapshot_id)]
     logged = [facts.id for facts in past if facts.parent_id is not None]
     parts = _all(context.storage, lambda each: _operations_of(context.files, each), logged)
-    return pa.concat_tables([empty_table(FACTS["operations"]), *parts])
+    return pa.concat_tables([empty_table(METADATA_TABLES["operations"]), *parts])
 
 
 def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
@@ -197,12 +197,12 @@ def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
         ) from error
     _, table = transaction.read_rows(data, snapshot_id, files.decode_limit_bytes)
     try:
-        return _described(table, snapshot_id)
+        return _operations(table, snapshot_id)
     except (KeyError, TypeError, AssertionError, pa.ArrowInvalid) as error:
         raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
 
 
-def _described(table: pa.Table, snapshot_id: str) -> pa.Table:
+def _operations(table: pa.Table, snapshot_id: str) -> pa.Table:
     """Bring the rows of a log behind the first, which repeats the snapshot's facts, into their columns."""
     table = table.slice(1)
     raw = {name: one_array(table[name]) for name in table.column_names}
@@ -224,4 +224,4 @@ def _described(table: pa.Table, snapshot_id: str) -> pa.Table:
         raw["keys"],
         *(conform(raw[name], pa.list_(pa.int64())) for name in ("shape_before", "shape_after")),
     ]
-    return table_of(FACTS["operations"], columns)
+    return table_of(METADATA_TABLES["operations"], columns)

@@ -5,7 +5,6 @@ Manifests themselves are not opened. Nothing is looped over manifests: there may
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.chunks import DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL
 from icechunk_arrow.core.columns import (
+    distinct,
     from_numpy,
     from_values,
     indices,
@@ -22,10 +22,11 @@ from icechunk_arrow.core.columns import (
 )
 from icechunk_arrow.core.packing import PlainShape, choose_sets
 from icechunk_arrow.core.placement import limit_of, set_for_size
+from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.live_manifests import extent_lists
 from icechunk_arrow.tables.columns import extents, int64, lists_of, repeated, table_of
 from icechunk_arrow.tables.nodes import grid_chunk_counts
-from icechunk_arrow.tables.schemas import EXTENT, FACTS
+from icechunk_arrow.tables.schemas import EXTENT, INVENTORY, METADATA_TABLES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,76 +34,52 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.snapshot import Snapshot
 
-__all__ = ["Entries", "entries_of", "manifest_table"]
+__all__ = ["inventory_table", "manifest_table"]
 
 _LARGEST = 2**63 - 1
 _PAIRS = pa.list_(pa.list_(pa.uint64(), 2))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Entries:
-    """All inventory entries of a snapshot as columns, in the order of the structure file."""
-
-    manifests: tuple[str, ...]
-    """Ids of the live manifests, in the order in which the rows name them first."""
-    codes: npt.NDArray[np.int64]
-    """For each entry the place of its manifest among these."""
-    owners: npt.NDArray[np.int64]
-    """For each entry the row of its array among the snapshot's nodes."""
-    node_ids: npt.NDArray[np.int64]
-    paths: pa.Array
-    rows: npt.NDArray[np.int64]
-    row_counts: npt.NDArray[np.int64]
-    stored_bytes: pa.Array
-    """Null for a number that is too large."""
-    flags: npt.NDArray[np.uint16]
-    extents: pa.Array
-    """Lists of ``start`` and ``stop``."""
-    ranks: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def bound(self, name: str) -> pa.Array:
-        """Give the extents' ``start`` or ``stop`` as lists of numbers."""
-        return lists_of(self.extents.flatten().field(name), self.ranks)
+def inventory_table(snapshot: Snapshot, folder: str = "") -> pa.Table:
+    """Make the table of what each manifest has of each array; ``file`` is a manifest's key below a folder."""
+    entries = snapshot.entries
+    files = [f"{folder}{key_of(FileKind.MANIFEST, name)}" for name in entries.manifests]
+    codes = indices(entries.codes)
+    bounds = (_signed(entries.pairs[:, which]) for which in (0, 1))
+    columns = [
+        _paths(snapshot, entries.owners),
+        from_numpy(snapshot.rows.ids[entries.owners], pa.int64()),
+        from_numpy(entries.ranks, pa.int64()),
+        from_values(entries.manifests, pa.string()).take(codes),
+        from_values(files, pa.string()).take(codes),
+        _signed(entries.row_counts),
+        from_numpy(entries.stored_bytes, pa.int64(), entries.stored_bytes <= np.uint64(_LARGEST)),
+        *(lists_of(each, entries.ranks) for each in bounds),
+    ]
+    return table_of(INVENTORY, columns)
 
 
-def entries_of(snapshot: Snapshot) -> Entries:
-    """Read the inventory entries of a snapshot."""
-    found = snapshot.entries
-    return Entries(
-        manifests=found.manifests,
-        codes=found.codes,
-        owners=found.owners,
-        node_ids=snapshot.rows.ids.astype(np.int64)[found.owners],
-        paths=one_array(snapshot.table["path"]).take(indices(found.owners)),
-        rows=to_numpy(int64(from_numpy(found.rows, pa.uint64()))),
-        row_counts=to_numpy(int64(from_numpy(found.row_counts, pa.uint64()))),
-        stored_bytes=_known(found.stored_bytes),
-        flags=found.flags,
-        extents=extents(extent_lists(found, _PAIRS)),
-        ranks=found.ranks,
-    )
+def _paths(snapshot: Snapshot, owners: npt.NDArray[np.int64]) -> pa.Array:
+    return one_array(snapshot.table["path"]).take(indices(owners))
 
 
-def _known(numbers: npt.NDArray[np.uint64]) -> pa.Array:
-    fits = numbers <= np.iinfo(np.int64).max
-    return pa.array(numbers.astype(np.int64), mask=~fits)
+def _signed(numbers: npt.NDArray[np.uint64]) -> pa.Array:
+    """Bring numbers to 64 bits with a sign, or fail."""
+    return int64(from_numpy(numbers, pa.uint64()))
 
 
 def manifest_table(snapshot: Snapshot, settings: ManifestSettings) -> pa.Table:
     """Make the table of the live manifests."""
-    entries = entries_of(snapshot)
+    entries = snapshot.entries
     count = len(entries.manifests)
-    order = np.lexsort([entries.rows, entries.codes])
+    row_counts = to_numpy(_signed(entries.row_counts))
     per_manifest = np.bincount(entries.codes, minlength=count)
-    rows = _sums(entries.codes, entries.row_counts, count)
-    sets, limits = _sets(snapshot, entries, settings)
+    rows = _sums(entries.codes, row_counts, count)
+    sets, limits = _sets(snapshot, row_counts, settings)
     sizes = [snapshot.manifest_sizes[name] for name in entries.manifests]
-    kind = FACTS["manifests"].field("arrays").type
+    kind = METADATA_TABLES["manifests"].field("arrays").type
     structs = pa.Array.from_buffers(
-        kind.value_type, len(entries), [None], children=_held(entries, order)
+        kind.value_type, len(entries), [None], children=_of_arrays(snapshot)
     )
     columns = [
         from_values(entries.manifests, pa.string()),
@@ -114,23 +91,24 @@ def manifest_table(snapshot: Snapshot, settings: ManifestSettings) -> pa.Table:
         from_numpy(rows / np.maximum(limits, 1), pa.float64()),
         repeated(snapshot.id, count),
     ]
-    return table_of(FACTS["manifests"], columns)
+    return table_of(METADATA_TABLES["manifests"], columns)
 
 
-def _held(entries: Entries, order: npt.NDArray[np.int64]) -> list[pa.Array]:
+def _of_arrays(snapshot: Snapshot) -> list[pa.Array]:
     """What manifests have of arrays, manifest by manifest, in the order of their rows."""
-    some = indices(order)
-    flags = entries.flags[order]
+    entries = snapshot.entries
+    order = np.lexsort([entries.rows, entries.codes])
+    owners, flags = entries.owners[order], entries.flags[order]
     marks = [
         from_numpy((flags & bit) != 0, pa.bool_())
         for bit in (DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL)
     ]
     return [
-        entries.paths.take(some),
-        from_numpy(entries.node_ids[order], pa.int64()),
-        from_numpy(entries.rows[order], pa.int64()),
-        from_numpy(entries.row_counts[order], pa.int64()),
-        entries.extents.take(some).cast(EXTENT),
+        _paths(snapshot, owners),
+        from_numpy(snapshot.rows.ids[owners], pa.int64()),
+        _signed(entries.rows[order]),
+        _signed(entries.row_counts[order]),
+        extents(extent_lists(entries, _PAIRS)).take(indices(order)).cast(EXTENT),
         *marks,
     ]
 
@@ -144,13 +122,14 @@ def _sums(
 
 
 def _sets(
-    snapshot: Snapshot, entries: Entries, settings: ManifestSettings
+    snapshot: Snapshot, row_counts: npt.NDArray[np.int64], settings: ManifestSettings
 ) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Tell the set of each manifest, null where arrays of several sets share it, and the most rows it may have."""
-    arrays, first = np.unique(entries.owners, return_index=True)
-    totals = _sums(np.searchsorted(arrays, entries.owners), entries.row_counts, len(arrays))
+    entries = snapshot.entries
+    arrays = distinct(entries.owners)
+    totals = _sums(np.searchsorted(arrays, entries.owners), row_counts, len(arrays))
     names = [each.name for each in settings.sets]
-    known = {name: place for place, name in enumerate(names)}
+    number_of = {name: number for number, name in enumerate(names)}
     most = np.array([limit_of(each) for each in settings.sets], np.int64)
     chosen = np.empty(len(arrays), np.int64)
     grid_counts, fit = (
@@ -159,7 +138,7 @@ def _sets(
     shapes = [
         PlainShape(path=path, chunk_counts=(grid,), dimension_names=None, chunk_count=total)
         for path, grid, total in zip(
-            entries.paths.take(indices(first)).to_pylist(),
+            _paths(snapshot, arrays).to_pylist(),
             np.where(fit, grid_counts, _LARGEST).tolist(),
             totals.tolist(),
             strict=True,
@@ -167,7 +146,7 @@ def _sets(
     ]
     for place, meant in enumerate(choose_sets(settings, shapes)):
         home = set_for_size(settings, meant, shapes[place].chunk_count)
-        chosen[place] = known[home.name]
+        chosen[place] = number_of[home.name]
     of_entry = chosen[np.searchsorted(arrays, entries.owners)]
     count = len(entries.manifests)
     low, high = np.full(count, len(names)), np.full(count, -1)

@@ -1,4 +1,4 @@
-"""The table of nodes: what ``zarr.json`` documents say, a row for each.
+"""The table of nodes: what ``zarr.json`` documents say, a row for each; and the edges of unequal chunks.
 
 Columns go over as columns; only documents that the structure file's columns cannot hold are looked at one by
 one.
@@ -35,17 +35,21 @@ from icechunk_arrow.tables.columns import (
     scattered,
     table_of,
 )
-from icechunk_arrow.tables.schemas import FACTS
+from icechunk_arrow.tables.schemas import GRID_RUNS, METADATA_TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
+    from icechunk_arrow.core.grid import Axis
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.files import Files
 
-__all__ = ["grid_chunk_counts", "node_table"]
+__all__ = ["grid_chunk_counts", "grid_run_table", "node_table"]
 
 _LARGEST = 2**63 - 1
+_REGULAR = "regular"
 
 
 def node_table(files: Files, snapshot: Snapshot) -> pa.Table:
@@ -92,7 +96,7 @@ def _node_table(files: Files, snapshot: Snapshot) -> pa.Table:
         logical,
         repeated(snapshot.id, count),
     ]
-    return table_of(FACTS["nodes"], columns)
+    return table_of(METADATA_TABLES["nodes"], columns)
 
 
 def grid_chunk_counts(snapshot: Snapshot) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -174,7 +178,7 @@ class _Arrays:
         grid = self._arrays.field("chunk_grid")
         shape, edges = self._arrays.field("shape"), grid.field("configuration").field("chunk_shape")
         ranks = to_numpy(pc.list_value_length(shape)).astype(np.int64)
-        plain = to_numpy(pc.equal(grid.field("name"), from_values(["regular"], pa.string())[0]))
+        plain = to_numpy(pc.equal(grid.field("name"), from_values([_REGULAR], pa.string())[0]))
         plain = plain & (ranks == to_numpy(pc.list_value_length(edges)))
         for row, patch in self._patches.items():
             plain[row] &= not patch.keys() & {"chunk_grid", "shape"}
@@ -251,3 +255,36 @@ def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
         reference = AttributesRef(identifier=file_id(name), row=place)
         texts[row] = files.read_attributes(reference, node_id).decode()
     return from_values(texts, pa.string())
+
+
+def grid_run_table(snapshot: Snapshot) -> pa.Table:
+    """Put the edges of all grids that are not regular into a table, as runs of equal ones."""
+    metadata = one_array(snapshot.table["array_metadata"])
+    names = metadata.field("chunk_grid").field("name")
+    regular = from_values([_REGULAR], pa.string())[0]
+    unequal = validity(metadata) & to_numpy(pc.not_equal(names, regular))
+    ids = snapshot.rows.ids[unequal].tolist()
+    runs = []
+    for node_id in ids:
+        node = snapshot.find_node_by_id(node_id)
+        assert node is not None
+        runs.append(
+            [
+                [
+                    {"position": position, "chunk": chunk, "edge": edge}
+                    for position, chunk, edge in _edge_runs(axis)
+                ]
+                for axis in node.grid.axes
+            ]
+        )
+    columns = [from_values(ids, pa.int64()), from_values(runs, GRID_RUNS.field("runs").type)]
+    return pa.Table.from_arrays(columns, schema=GRID_RUNS)
+
+
+def _edge_runs(axis: Axis) -> Iterator[tuple[int, int, int]]:
+    """Give for each run of equal edges where it begins, the number of its first chunk, and the edge."""
+    position = chunk = 0
+    for edge, count in axis.runs:
+        yield position, chunk, edge
+        if count is not None:
+            position, chunk = position + edge * count, chunk + count

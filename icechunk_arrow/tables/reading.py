@@ -9,8 +9,8 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.tables.columns import repeated
-from icechunk_arrow.tables.facts import fact_table
-from icechunk_arrow.tables.schemas import FACTS, TABLES, with_repository
+from icechunk_arrow.tables.metadata import metadata_table
+from icechunk_arrow.tables.schemas import METADATA_TABLES, TABLES, with_repository
 from icechunk_arrow.tables.selection import find_earlier
 
 if TYPE_CHECKING:
@@ -28,15 +28,13 @@ def read_table(context: Context, name: str, snapshot_id: str, since: str | None 
         raise InvalidInputError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
     if since is not None and name != "changes":
         raise InvalidInputError(f"since goes with the table 'changes', not with {name!r}")
-    if name in FACTS:
-        return fact_table(context, name, snapshot_id)
-    # SQL needs DuckDB, which takes a while to load and is an extra
+    if name in METADATA_TABLES:
+        return metadata_table(context, name, snapshot_id)
+    # icechunk_arrow.duckdb begins with what people attach, and that is repositories, which read tables
+    from icechunk_arrow.duckdb.reading import change_table, chunk_table  # noqa: PLC0415
+
     if name == "changes":
-        from icechunk_arrow.duckdb.changing import change_table  # noqa: PLC0415
-
         return change_table(context, find_earlier(context, snapshot_id, since), snapshot_id)
-    from icechunk_arrow.duckdb.over_chunks import chunk_table  # noqa: PLC0415
-
     return chunk_table(context, name, snapshot_id)
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.tables.manifests import Entries
+    from icechunk_arrow.core.snapshot import Snapshot
 
 __all__ = [
     "Owner",
     "Scan",
-    "kind_and_location",
+    "owners_apart",
     "plan_scans",
     "plan_scans_by_array",
     "plan_some_scans",
@@ -55,37 +55,44 @@ class Scan:
     """Manifests of one form, whose rows are of the same kinds."""
 
     manifests: tuple[str, ...]
-    has_checks: bool
-    """Whether they have the columns ``etag`` and ``last_modified``."""
-    has_inline: bool
-    has_native: bool
-    has_virtual: bool
+    flags: int
+    """Their form on disk, and which kinds of chunks they have."""
     ndim: int | None = None
     """How many dimensions all arrays have; None where it differs, or was not asked for."""
     owner: Owner | None = None
 
+    @property
+    def form(self) -> int:
+        """What says which columns they have, and of which types."""
+        return self.flags & _FORM
 
-def plan_scans(entries: Entries) -> tuple[Scan, ...]:
+    def has(self, kinds: int) -> bool:
+        """Whether rows may be of one of these kinds."""
+        return bool(self.flags & kinds)
+
+
+def plan_scans(snapshot: Snapshot) -> tuple[Scan, ...]:
     """Group the live manifests by form and contents."""
-    count = len(entries.manifests)
-    return tuple(_grouped(entries, np.ones(count, np.bool_), np.full(count, -1)))
+    count = len(snapshot.entries.manifests)
+    return tuple(_grouped(snapshot, np.ones(count, np.bool_), np.full(count, -1)))
 
 
-def plan_some_scans(entries: Entries, manifests: Iterable[str]) -> tuple[Scan, ...]:
+def plan_some_scans(snapshot: Snapshot, manifests: Iterable[str]) -> tuple[Scan, ...]:
     """Group some of the live manifests by form, contents and rank."""
     wanted = set(manifests)
-    chosen = np.array([name in wanted for name in entries.manifests], np.bool_)
-    return tuple(_grouped(entries, chosen, _common_ranks(entries)))
+    chosen = np.array([name in wanted for name in snapshot.entries.manifests], np.bool_)
+    return tuple(_grouped(snapshot, chosen, _common_ranks(snapshot)))
 
 
-def plan_scans_by_array(entries: Entries, *, most_arrays: int) -> tuple[Scan, ...]:
+def plan_scans_by_array(snapshot: Snapshot, *, most_arrays: int) -> tuple[Scan, ...]:
     """Group the live manifests by form, contents and rank, and those of the largest arrays by array too.
 
     Only manifests that an array has for itself count. What is not of one array has no owner. A condition on the
     path then leaves out the files of all other large arrays before any is opened.
     """
+    entries = snapshot.entries
     count = len(entries.manifests)
-    ranks = _common_ranks(entries)
+    ranks = _common_ranks(snapshot)
     tenants = np.bincount(entries.codes, minlength=count)
     single = tenants[entries.codes] == 1
     arrays, places, per_array = np.unique(
@@ -97,62 +104,49 @@ def plan_scans_by_array(entries: Entries, *, most_arrays: int) -> tuple[Scan, ..
     scans: list[Scan] = []
     left = np.ones(count, np.bool_)
     for array in arrays[large].tolist():
-        mine = single & (entries.owners == array)
         chosen = np.zeros(count, np.bool_)
-        chosen[entries.codes[mine]] = True
+        chosen[entries.codes[single & (entries.owners == array)]] = True
         left &= ~chosen
-        first = int(np.flatnonzero(mine)[0])
-        owner = Owner(
-            node_id=int(entries.node_ids[first]),
-            path=entries.paths[first].as_py(),
-        )
-        scans += _grouped(entries, chosen, ranks, owner)
-    return (*scans, *_grouped(entries, left, ranks))
+        owner = Owner(node_id=int(snapshot.rows.ids[array]), path=snapshot.paths[array])
+        scans += _grouped(snapshot, chosen, ranks, owner)
+    return (*scans, *_grouped(snapshot, left, ranks))
 
 
-def kind_and_location(scan: Scan, folder: str, byte_length: str) -> tuple[str, str]:
-    """Write as SQL of which kind a row's chunk is, and the URI of its file.
-
-    ``folder`` is what URIs of native chunks begin with, as the engine quotes a text; ``byte_length`` its function
-    for the length of a text: that tells a native chunk's file from a virtual one nearly always.
-    """
-    virtual = f"({byte_length}(chunk_file) <> 20 OR contains(chunk_file, '/') OR contains(chunk_file, ':'))"
-    native = f"{folder} || chunk_file"
-    if scan.has_native and scan.has_virtual:
-        kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
-        location = f"CASE WHEN {virtual} THEN chunk_file ELSE {native} END"
-    elif scan.has_native:
-        kind, location = "'native'", native
-    elif scan.has_virtual:
-        kind, location = "'virtual'", "chunk_file"
-    else:
-        return "'inline'", "CAST(NULL AS STRING)"
-    if scan.has_inline:
-        kind = f"CASE WHEN chunk_file IS NULL THEN 'inline' ELSE {kind} END"
-    return kind, location
+def owners_apart(snapshot: Snapshot, scans: Iterable[Scan]) -> list[str]:
+    """Give the paths of arrays that own scans, and have no rows in those that nobody owns."""
+    owners: dict[str, int] = {}
+    shared: list[str] = []
+    for scan in scans:
+        if scan.owner is None:
+            shared += scan.manifests
+        else:
+            owners[scan.owner.path] = scan.owner.node_id
+    entries = snapshot.entries
+    elsewhere = set(snapshot.rows.ids[entries.owners[entries.of_manifests(shared)]].tolist())
+    return sorted(path for path, node_id in owners.items() if node_id not in elsewhere)
 
 
 def _grouped(
-    entries: Entries,
+    snapshot: Snapshot,
     chosen: npt.NDArray[np.bool_],
     ranks: npt.NDArray[np.int64],
     owner: Owner | None = None,
 ) -> Sequence[Scan]:
+    entries = snapshot.entries
     flags = np.zeros(len(chosen), np.uint16)
-    np.bitwise_or.at(flags, entries.codes, _known(entries.flags))
+    silent = (entries.flags & np.uint16(_CONTENTS)) == 0  # what says nothing may have all kinds
+    said = np.where(silent, entries.flags | np.uint16(_CONTENTS), entries.flags)
+    np.bitwise_or.at(flags, entries.codes, said)
     flags &= np.uint16(_FORM | _CONTENTS)
     kinds = flags.astype(np.int64) << 32 | (ranks + 1)
     scans = []
     for kind in np.unique(kinds[chosen]).tolist():
-        found, rank = kind >> 32, (kind & 0xFFFFFFFF) - 1
+        rank = (kind & 0xFFFFFFFF) - 1
         places = np.flatnonzero(chosen & (kinds == kind)).tolist()
         scans.append(
             Scan(
-                manifests=tuple(entries.manifests[place] for place in places),
-                has_checks=bool(found & HAS_CHECKS),
-                has_inline=bool(found & HAS_INLINE),
-                has_native=bool(found & HAS_NATIVE),
-                has_virtual=bool(found & HAS_VIRTUAL),
+                manifests=tuple(map(entries.manifests.__getitem__, places)),
+                flags=kind >> 32,
                 ndim=None if rank < 0 else rank,
                 owner=owner,
             )
@@ -160,16 +154,11 @@ def _grouped(
     return scans
 
 
-def _common_ranks(entries: Entries) -> npt.NDArray[np.int64]:
+def _common_ranks(snapshot: Snapshot) -> npt.NDArray[np.int64]:
     """Tell for each manifest how many dimensions its arrays have; -1 where it differs."""
+    entries = snapshot.entries
     low = np.full(len(entries.manifests), np.iinfo(np.int64).max)
     high = np.full(len(entries.manifests), -1)
     np.minimum.at(low, entries.codes, entries.ranks)
     np.maximum.at(high, entries.codes, entries.ranks)
     return np.where(low == high, high, -1)
-
-
-def _known(flags: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
-    """Take an entry that says nothing of its contents to have all kinds."""
-    silent = (flags & np.uint16(_CONTENTS)) == 0
-    return np.where(silent, flags | np.uint16(_CONTENTS), flags)

@@ -1,4 +1,4 @@
-"""Names, columns and types of the tables: the same in Arrow, DuckDB and Spark.
+"""Names, columns and types of the tables, and of what queries join: the same in Arrow, DuckDB and Spark.
 
 Counts, offsets and ids are ``int64`` throughout, whatever width they have in the files: of the three engines
 one has no unsigned types. Times are microseconds in UTC.
@@ -10,7 +10,21 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["CHANGES", "EXTENT", "FACTS", "OVER_CHUNKS", "REPOSITORY", "TABLES", "with_repository"]
+__all__ = [
+    "CHANGES",
+    "CHUNK_ROWS",
+    "CHUNK_TABLES",
+    "EXTENT",
+    "GRID_RUNS",
+    "INVENTORY",
+    "MANIFEST_ROWS",
+    "METADATA_TABLES",
+    "NODE_CHANGES",
+    "PATHS",
+    "REPOSITORY",
+    "TABLES",
+    "with_repository",
+]
 
 _TEXT = pa.string()
 _NUMBER = pa.int64()
@@ -180,7 +194,7 @@ _CONFIG = _schema(
     ("value", _TEXT, "JSON"),
 )
 
-FACTS = {
+METADATA_TABLES = {
     "nodes": _NODES,
     "manifests": _MANIFESTS,
     "snapshots": _SNAPSHOTS,
@@ -188,13 +202,64 @@ FACTS = {
     "operations": _OPERATIONS,
     "config": _CONFIG,
 }
-"""Tables that come from the engine as Arrow: no chunk manifest is read for them."""
+"""Tables that the engine makes of structure files, logs, references and settings: no chunk manifest is read."""
 
-OVER_CHUNKS = {"chunks": _CHUNKS, "arrays": _ARRAYS, "files": _FILES}
+CHUNK_TABLES = {"chunks": _CHUNKS, "arrays": _ARRAYS, "files": _FILES}
 """Tables that are SQL over the chunk manifests of one snapshot."""
 
-TABLES: dict[str, pa.Schema] = {**FACTS, **OVER_CHUNKS, "changes": CHANGES}
+TABLES: dict[str, pa.Schema] = {**METADATA_TABLES, **CHUNK_TABLES, "changes": CHANGES}
 """All tables, by name."""
+
+
+# -- relations that are no tables for people: what the texts in ``sql/`` join
+
+INVENTORY = pa.schema(
+    [
+        ("path", _TEXT),
+        ("node_id", _NUMBER),
+        ("ndim", _NUMBER),
+        ("manifest", _TEXT),
+        ("file", _TEXT),
+        ("chunk_count", _NUMBER),
+        ("stored_bytes", _NUMBER),
+        ("starts", _NUMBERS),
+        ("stops", _NUMBERS),
+    ]
+)
+"""A row for each array in each live manifest: the relation ``entries``, and what others have of it."""
+
+_OF_ARRAYS = ("path", "index")
+_OF_SNAPSHOTS = ("manifest", "snapshot")
+
+MANIFEST_ROWS = pa.schema(
+    [
+        *(each for each in _CHUNKS if each.name not in _OF_ARRAYS + _OF_SNAPSHOTS),
+        ("inline_data", pa.binary()),
+    ]
+)
+"""What a row of a manifest says of a chunk by itself."""
+
+CHUNK_ROWS = pa.schema([*map(_CHUNKS.field, _OF_ARRAYS), *MANIFEST_ROWS, _CHUNKS.field("manifest")])
+"""The same with what a snapshot knows of it."""
+
+PATHS = pa.schema([("node_id", _NUMBER), ("path", _TEXT)])
+
+NODE_CHANGES = pa.schema(
+    [CHANGES.field(name) for name in ("path", "change", "node_id", "node_type", "from_path")]
+)
+
+GRID_RUNS = pa.schema(
+    [
+        ("node_id", _NUMBER),
+        (
+            "runs",
+            pa.list_(
+                pa.list_(pa.struct([("position", _NUMBER), ("chunk", _NUMBER), ("edge", _NUMBER)]))
+            ),
+        ),
+    ]
+)
+"""Unequal chunks: for each dimension runs of equal edges, each with its first position and first chunk."""
 
 REPOSITORY = pa.field(
     "repository", _TEXT, metadata={"description": "which repository the row is from"}

@@ -6,25 +6,14 @@
 --             lists may be shorter than the array has dimensions: there is no bound along the rest
 -- relations:  entries        one row for each array in each live manifest: path, node_id, file, starts, stops
 --             manifest_rows  the rows of all live manifests
+--             chunk_columns  the names of the columns of chunks, but for the last
 -- columns:    those of chunks
 -- Of manifests whose extents do not meet the box not even the footers are read: the files that entries lets through
 -- become a condition on the names of files (for up to 50 of them, dynamic_or_filter_threshold). In the others the
 -- comparisons with coord, constant by then, leave out row groups. The box ends, as bytes, with its last chunk, and if
 -- there is no bound along the last dimension, behind all that begin with the indices before.
 CREATE OR REPLACE MACRO {chunks_in}(array_path, lower, upper) AS TABLE
-SELECT
-    c.path,
-    c.node_id,
-    c.index,
-    c.coord,
-    c.kind,
-    c.location,
-    c.offset,
-    c.length,
-    c.etag,
-    c.last_modified,
-    c.manifest,
-    {snapshot} AS snapshot
+SELECT {chunk_columns}, {snapshot} AS snapshot
 FROM (
     SELECT e.path, {decode_text}(r.coord) AS index, r.*
     FROM {manifest_rows} AS r

@@ -1,18 +1,7 @@
 -- purpose:    one row for each chunk of a snapshot, and where its bytes are
 -- engines:    DuckDB, Spark
--- relations:  chunk_rows  the rows of all live manifests, with the paths of their arrays
+-- relations:  chunk_rows     the rows of all live manifests, with the paths of their arrays
+--             chunk_columns  the names of the columns, but for the last
 -- columns:    path, node_id, index, coord, kind, location, offset, length, etag, last_modified, manifest, snapshot
-SELECT
-    r.path,
-    r.node_id,
-    r.index,
-    r.coord,
-    r.kind,
-    r.location,
-    r.offset,
-    r.length,
-    r.etag,
-    r.last_modified,
-    r.manifest,
-    {snapshot} AS snapshot
+SELECT {chunk_columns}, {snapshot} AS snapshot
 FROM {chunk_rows} AS r

@@ -18,6 +18,7 @@ import icechunk_arrow.duckdb
 from icechunk_arrow.core.coords import encode_one
 from tests.benchmarks import references_data
 from tests.benchmarks.harness import Stopwatch, alternate, print_figures
+from tests.benchmarks.peers import start_worker
 from tests.benchmarks.subjects import built
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def sql(bench: Bench) -> None:
         _finding(bench, con, plain, floor, count)
         _decoding(bench, con, count)
     _attaching(bench, repository, count)
+    _first_query(bench, repository, floor, count)
 
 
 def _one_file(bench: Bench, repository: Path, count: int) -> Path:
@@ -179,6 +181,28 @@ def _finding(bench: Bench, con: Any, plain: Any, floor: Path, count: int) -> Non
         aims=aims,
         leave_out="ours",
     )
+
+
+def _first_query(bench: Bench, repository: Path, floor: Path, count: int) -> None:
+    """One chunk by its index, as the first query of a process that has attached, and has imported everything."""
+    random = np.random.default_rng(count)
+
+    def asked(path: Path) -> Callable[[], float]:
+        def ask() -> float:
+            row = int(random.integers(count // references_data.COLUMNS))
+            column = int(random.integers(references_data.COLUMNS))
+            with start_worker() as worker:
+                found: dict[str, Any] = worker(
+                    "first_query", path=str(path), row=row, column=column
+                )
+            assert found["location"] == references_data.location(row), found
+            return float(found["seconds"])
+
+        return ask
+
+    found = alternate({"ours": asked(repository), _FLOOR: asked(floor)}, bench.choose(11, 3))
+    title = f"one of {count:,} chunks by its index, the first query of a process"
+    print_figures(title, found, aims={_FLOOR: 2.0})
 
 
 def _decoding(bench: Bench, con: Any, count: int) -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import zarr
 
 import icechunk_arrow
+from icechunk_arrow.core.coords import encode_one
 from tests.benchmarks import references_data, references_input
 from tests.benchmarks.harness import Stopwatch, timed
 from tests.benchmarks.memory_use import Meter, resident_bytes
@@ -155,6 +156,25 @@ def count(path: str) -> dict[str, Any]:
     }
 
 
+def first_query(path: str, *, row: int, column: int) -> dict[str, Any]:
+    """Find one chunk in SQL: by the views of a repository that is attached already, or in the floor's file."""
+    import duckdb
+
+    import icechunk_arrow.duckdb
+
+    with duckdb.connect() as con:
+        if path.endswith(".parquet"):
+            coord = encode_one([row, column]).hex()
+            query = f"SELECT chunk_file FROM read_parquet('{path}') WHERE coord = unhex('{coord}')"
+        else:
+            icechunk_arrow.duckdb.attach(con, path, "w")
+            box = f"[{row}, {column}], [{row + 1}, {column + 1}]"
+            query = f"SELECT location FROM w.chunks_in('/a', {box})"
+        with Stopwatch() as watch:
+            [(location,)] = con.execute(query).fetchall()
+    return {"seconds": watch.seconds, "location": location}
+
+
 def read_everything(path: str, *, rows: int, look_ups: int) -> dict[str, Any]:
     """Read every reference once, look some up at random; and say what memory stays afterwards."""
     _forget_unused()
@@ -218,5 +238,6 @@ if __name__ == "__main__":
         first_in_floor,
         append,
         count,
+        first_query,
         read_everything,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -220,6 +221,47 @@ def test_attaching_reads_no_history(
 
     assert at_first == {f"s/{repository.lookup_branch('main')}.parquet"}
     assert len([key for key in read if key.startswith("t/")]) == 21
+
+
+WITHOUT_PANDAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class NoPandas(MetaPathFinder):
+    wanted = False
+
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "pandas":
+            NoPandas.wanted = True
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NoPandas())
+import duckdb
+import icechunk_arrow
+from icechunk_arrow.duckdb import attach, refresh, sql_script
+repository = icechunk_arrow.Repository.open(sys.argv[1])
+con = duckdb.connect()
+attach(con, repository, "w")
+for name in ("chunks", "arrays", "files", "manifests", "nodes", "snapshots", "operations"):
+    assert repository.tables(name).num_rows, name
+    assert con.execute(f"SELECT count(*) FROM w.{name}").fetchall() != [(0,)], name
+refresh(con, "w")
+gaps = repository.inspect("gaps")
+print(NoPandas.wanted, gaps.num_rows, repository.tables("changes").num_rows, len(sql_script(repository)) > 0)
+"""
+
+
+def test_nothing_needs_pandas(repository: Repository) -> None:
+    """Nothing so much as tries to import pandas, which takes longer than attaching; a script goes without."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PANDAS, repository.url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = (done.returncode, done.stdout.split())
+    assert found == (0, ["False", "0", "12", "True"]), done.stderr[-2000:]
 
 
 def test_a_file_that_has_gone_is_named(con: Any, repository: Repository) -> None:

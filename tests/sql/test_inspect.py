@@ -11,7 +11,7 @@ import pytest
 
 from icechunk_arrow import InvalidInputError, NodeNotFoundError
 from icechunk_arrow.errors import CorruptFileError
-from icechunk_arrow.tables.inspection_facts import held_by
+from icechunk_arrow.tables.inspecting import reached_by
 from tests.sql.answers import ANSWERS
 from tests.sql.model import Model, Row, in_order
 from tests.sql.repositories import STRANGE, Filled, add_array, fill, new_repository, refer
@@ -242,7 +242,7 @@ def test_each_manifest_is_read_once(filled: Filled) -> None:
     """However many snapshots have a manifest, and whatever its form, it is in one scan."""
     model = Model(filled.root)
     expected = [row["manifest"] for each in filled.snapshots for row in model.manifests(each)]
-    held = held_by(filled.repository._context, [*filled.snapshots, *filled.snapshots])
+    held = reached_by(filled.repository._context, [*filled.snapshots, *filled.snapshots])
     names = [name for scan in held.scans for name in scan.manifests]
 
     assert len(expected) > len(set(expected)) == len(names)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import icechunk_arrow.spark
-from icechunk_arrow.tables.inspecting import _made
+from icechunk_arrow.tables.inspecting import made_relations
 from icechunk_arrow.tables.inspections import checked_parameters, find_inspection
 from icechunk_arrow.tables.schemas import TABLES
 from tests.sql.model import in_order
@@ -92,7 +92,7 @@ def test_spark_gives_the_same(
     """Rows and types over the attached views are those of ``repo.inspect``."""
     inspection = find_inspection(name)
     values = checked_parameters(inspection, given)
-    made, _ = _made(filled.repository._context, inspection, filled.snapshots[-1], values)
+    made, _ = made_relations(filled.repository._context, inspection, filled.snapshots[-1], values)
     names = {"item_at": "try_element_at"}
     relations = {*inspection.relations, *({"observed_files"} & set(values))}
     for each in relations:

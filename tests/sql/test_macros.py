@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import icechunk_arrow.duckdb
 from icechunk_arrow.core.coords import MAX_INDEX, encode_one
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.duckdb.definitions import shared_statements
+from icechunk_arrow.duckdb.definitions import coordinate_macros
 from tests.core.zarr_documents import plain
 from tests.sql.repositories import new_repository
 
@@ -28,7 +28,7 @@ indices = st.one_of(st.integers(0, 300), st.sampled_from(EDGES), st.integers(0, 
 @pytest.fixture(scope="module")
 def con() -> Any:
     with duckdb.connect() as connection:
-        connection.execute(";\n".join(shared_statements("main")))
+        connection.execute(";\n".join(coordinate_macros("main")))
         yield connection
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from icechunk_arrow import InvalidInputError, Repository
 from icechunk_arrow.duckdb import sql_script
-from icechunk_arrow.tables.inspecting import _made
+from icechunk_arrow.tables.inspecting import made_relations
 from icechunk_arrow.tables.inspections import (
     OBSERVED,
     checked_parameters,
@@ -162,7 +162,9 @@ def _question(filled: Filled, folder: Path, name: str) -> Query:
     """A query of ``sql/inspect``; what the script has no view of is put into files."""
     inspection = find_inspection(name)
     values = checked_parameters(inspection, _given(filled, name))
-    made, held = _made(filled.repository._context, inspection, filled.snapshots[-1], values)
+    made, held = made_relations(
+        filled.repository._context, inspection, filled.snapshots[-1], values
+    )
     if held is not None:
         rows = {
             (row["manifest"], row["node_id"], row["coord"]): row

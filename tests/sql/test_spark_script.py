@@ -16,7 +16,7 @@ import pytest
 import icechunk_arrow.spark
 from icechunk_arrow import InvalidInputError
 from icechunk_arrow.spark import sql_script
-from icechunk_arrow.tables.inspecting import _made
+from icechunk_arrow.tables.inspecting import made_relations
 from icechunk_arrow.tables.inspections import (
     checked_parameters,
     find_inspection,
@@ -73,7 +73,7 @@ def question(filled: Filled, folder: Path, name: str) -> Query:
     """A query of ``sql/inspect``; what the script has no view of is put into files."""
     inspection = find_inspection(name)
     values = checked_parameters(inspection, _given(filled, name))
-    made, _ = _made(filled.repository._context, inspection, filled.snapshots[-1], values)
+    made, _ = made_relations(filled.repository._context, inspection, filled.snapshots[-1], values)
     made.pop("changes", None)
     names = {"item_at": "try_element_at"}
     for each in {*inspection.relations, *({"observed_files"} & set(values))}:

@@ -22,7 +22,8 @@ from icechunk_arrow.errors import (
     NotFoundError,
 )
 from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.spark.quoting import spark_root, spark_type
+from icechunk_arrow.spark.quoting import spark_root
+from icechunk_arrow.tables.dialect import SPARK
 from icechunk_arrow.tables.schemas import TABLES, with_repository
 from tests.sql.model import Model, in_order
 from tests.sql.repositories import Filled, add_array, fill, new_repository, refer
@@ -414,7 +415,7 @@ def test_columns_are_declared_as_spark_reads_them(
     """Manifests are opened with types that are not looked up in them: the ones that would be found there."""
     schema = schema_of(sum(form))
     pq.write_table(schema.empty_table(), tmp_path / "m.parquet")
-    declared = ", ".join(f"`{each.name}` {spark_type(each.type)}" for each in schema)
+    declared = ", ".join(f"`{each.name}` {SPARK.type(each.type)}" for each in schema)
     found = spark.read.parquet(str(tmp_path / "m.parquet")).schema
 
     assert spark.createDataFrame([], declared).schema.simpleString() == found.simpleString()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icechunk_arrow.sql_texts import fill, list_sql, read_sql, statement
-from icechunk_arrow.tables.schemas import OVER_CHUNKS, TABLES
+from icechunk_arrow.tables.schemas import CHUNK_TABLES, TABLES
 
 FOLDER = Path(__file__).parent.parent.parent / "sql"
 TEXTS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.sql"))
@@ -25,7 +25,7 @@ def test_texts_have_headers(name: str) -> None:
     assert "--" not in statement(name)
 
 
-@pytest.mark.parametrize("name", [*OVER_CHUNKS, "changes"])
+@pytest.mark.parametrize("name", [*CHUNK_TABLES, "changes"])
 def test_headers_name_the_columns(name: str) -> None:
     """A table's text lists its columns as the schema has them."""
     listed = re.search(r"-- columns: +(.*?)\n(?!-- {5})", read_sql(f"tables/{name}.sql"), re.DOTALL)

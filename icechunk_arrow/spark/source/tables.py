@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import from_values, indices, one_array, to_numpy, validity
-from icechunk_arrow.core.coord_lists import decode_lists
-from icechunk_arrow.tables.columns import int64, repeated, table_of
-from icechunk_arrow.tables.places import root_uri
+from icechunk_arrow.tables.chunk_rows import chunks_of_group, root_uri
 from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.tables.schemas import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.manifest_file import ManifestFile
 
 __all__ = ["TableRead"]
 
@@ -77,62 +71,6 @@ class TableRead:
             opened = self.context.files.open_manifest(manifest)
             for group in range(opened.sealed.row_group_count):
                 rows = self.context.files.read_rows(manifest, group).table
-                yield _chunk_rows(
+                yield chunks_of_group(
                     rows, snapshot, opened, manifest, root_uri(self.context.storage.url)
                 )
-
-
-def _chunk_rows(
-    rows: pa.Table, snapshot: Snapshot, opened: ManifestFile, manifest: str, root: str
-) -> pa.Table:
-    """Turn the rows of a manifest into those of the table ``chunks``."""
-    count = rows.num_rows
-    schema = TABLES["chunks"]
-    found = {name: one_array(rows[name]) for name in rows.column_names}
-    kind, location = _places(found["chunk_file"], count, root)
-    optional = [
-        found[name] if name in found else pa.nulls(count, schema.field(name).type)
-        for name in ("etag", "last_modified")
-    ]
-    columns = [
-        _paths(found["array_id"], snapshot, opened),
-        int64(found["array_id"]),
-        decode_lists(found["coord"]),
-        found["coord"],
-        kind,
-        location,
-        int64(found["offset"]),
-        int64(found["length"]),
-        *optional,
-        repeated(manifest, count),
-        repeated(snapshot.id, count),
-    ]
-    return table_of(schema, columns)
-
-
-def _paths(ids: pa.Array, snapshot: Snapshot, opened: ManifestFile) -> pa.Array:
-    known, codes = np.unique(to_numpy(ids), return_inverse=True)
-    places = [snapshot.rows_by_id.get(node_id) for node_id in known.tolist()]
-    if None in places:
-        raise opened.wrong(f"it has rows of arrays that the snapshot {snapshot.id} has not")
-    return (
-        one_array(snapshot.table["path"]).take(from_values(places, pa.int64())).take(indices(codes))
-    )
-
-
-def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]:
-    """Say of which kind each chunk is, and the URI of the file that it is in."""
-    if not pa.types.is_dictionary(files.type):
-        files = files.dictionary_encode()
-    names = files.dictionary
-    kinds = np.zeros(count, np.int64)
-    if not len(names):
-        return repeated("inline", count), pa.nulls(count, pa.string())
-    far = pc.match_substring_regex(names, "[:/]")
-    there = validity(files)
-    codes = to_numpy(files.indices).astype(np.int64)
-    kinds[there] = np.where(to_numpy(far)[codes[there]], 2, 1)
-    native = pc.binary_join_element_wise(f"{root}/c", names, "/")
-    location = pc.take(pc.if_else(far, names, native), files.indices)
-    words = from_values(["inline", "native", "virtual"], pa.string())
-    return words.take(indices(kinds)), location

@@ -1,60 +1,47 @@
 """Temporary views in somebody's Spark session that are the tables of one repository or several.
 
 Owns what stands in the session and how it comes and goes. What the views say is in ``definitions``, how Spark is
-given files and rows in ``making``.
+given files and rows in ``session``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from icechunk_arrow.spark.quoting import text
 from icechunk_arrow.spark.views.definitions import (
-    coordinate_statements,
+    coordinate_functions,
     define,
     drop_statements,
-    names_of,
-    place_statements,
+    place_functions,
+    snapshot_queries,
     view_name,
 )
-from icechunk_arrow.spark.views.making import (
-    SessionMaker,
+from icechunk_arrow.spark.views.session import (
+    SessionTarget,
     check_manifests,
     check_place,
     naming_gone_files,
 )
-from icechunk_arrow.spark.views.relations import make_relations
-from icechunk_arrow.tables.attaching import Attached, members_of
-from icechunk_arrow.tables.differences import own_manifests
+from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
+from icechunk_arrow.tables.dialect import SPARK
+from icechunk_arrow.tables.node_changes import own_manifests
 from icechunk_arrow.tables.schemas import TABLES
-from icechunk_arrow.tables.selection import Selection, find_earlier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.tables.attaching import Members, Place
+    from icechunk_arrow.tables.attaching import Place
 
 __all__ = ["Attached", "attach", "check_name", "detach", "refresh"]
 
 _MARK = "attached"
 _OWN_SCANS = 32
 """So many arrays are read apart from the others: a condition on the path then leaves out all but one."""
-_known: dict[str, _Attachment] = {}
+_live: dict[str, Attachment] = {}
 """Attachments by the token that stands in a view of the session, which other handles of it see too."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Attachment:
-    name: str
-    selection: Selection
-    since: str | None
-    members: Members
-    token: str = field(default_factory=new_id)
 
 
 def attach(
@@ -102,8 +89,17 @@ def attach(
         A manifest has gone.
     """
     check_name(name)
-    members = members_of(repository, storage_options)
-    for context in members.contexts.values():
+    attachment = Attachment.of(
+        name,
+        repository,
+        storage_options,
+        branch=branch,
+        tag=tag,
+        snapshot_id=snapshot_id,
+        as_of=as_of,
+        since=since,
+    )
+    for context in attachment.members.contexts.values():
         check_place(context.storage.url)
     for table in (*TABLES, _MARK):
         if spark.catalog.tableExists(view_name(name, table)):
@@ -111,18 +107,12 @@ def attach(
                 f"there is a table or view {name}_{table} in this session; choose another name, or detach "
                 f"it first"
             )
-    attachment = _Attachment(
-        name=name,
-        selection=Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
-        since=since,
-        members=members,
-    )
     try:
         attached = _define(spark, attachment, create=True)
     except BaseException:
         _drop(spark, name)
         raise
-    _known[attachment.token] = attachment
+    _live[attachment.token] = attachment
     return attached
 
 
@@ -131,12 +121,9 @@ def refresh(spark: Any, name: str = "icechunk") -> Attached:
 
     Queries that are under way, and frames that are made already, go on with what they began with.
     """
-    attachment = _known.get(_token(spark, name))
+    attachment = _live.get(_token(spark, name))
     if attachment is None:
-        raise InvalidInputError(
-            f"{name!r} was attached by another process, which knows where its files are; detach it, and "
-            f"attach it again"
-        )
+        raise attached_elsewhere(repr(name))
     return _define(spark, attachment, create=False)
 
 
@@ -144,7 +131,7 @@ def detach(spark: Any, name: str = "icechunk") -> None:
     """Remove the views and functions that :func:`attach` made."""
     token = _token(spark, name)
     _drop(spark, name)
-    _known.pop(token, None)
+    _live.pop(token, None)
 
 
 def _drop(spark: Any, name: str) -> None:
@@ -176,24 +163,22 @@ def _check(context: Context, before_id: str, after_id: str) -> None:
     check_manifests(context, after_id, after.manifest_sizes)
 
 
-def _define(spark: Any, attachment: _Attachment, *, create: bool) -> Attached:
+def _define(spark: Any, attachment: Attachment, *, create: bool) -> Attached:
     """Make or replace all views, after all files are known to be there; functions need no replacing."""
-    name, members = attachment.name, attachment.members
-    snapshots, tables, known = {}, {}, {}
-    with SessionMaker(spark) as maker:
-        for statement in coordinate_statements(name) if create else ():
-            maker.run(statement)
-        for label, context in members.contexts.items():
-            found = snapshots[label] = attachment.selection.resolve(context)
-            before = find_earlier(context, found, attachment.since)
+    name, united = attachment.name, attachment.members.united
+    snapshots, members = {}, {}
+    with SessionTarget(spark) as target:
+        if create:
+            coordinate_functions(target, name)
+        for label, context, found, before in attachment.resolved():
+            snapshots[label] = found
             _check(context, before, found)
             with naming_gone_files(context, found):
-                made = make_relations(
-                    maker, context, found, before, names_of(name), own_scans=_OWN_SCANS
+                members[label] = snapshot_queries(
+                    target, name, context, found, before, own_scans=_OWN_SCANS
                 )
-            tables[label], known[label] = made.tables, made.known
-        define(maker, name, tables, known, united=members.united)
-        for statement in place_statements(name, united=members.united) if create else ():
-            maker.run(statement)
-        maker.view(view_name(name, _MARK), f"SELECT {text(attachment.token)} AS token")
+        define(target, name, members, united=united)
+        if create:
+            place_functions(target, name, united=united)
+        target.view(view_name(name, _MARK), f"SELECT {SPARK.text(attachment.token)} AS token")
     return Attached(name=name, snapshots=snapshots)

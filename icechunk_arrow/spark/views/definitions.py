@@ -1,48 +1,52 @@
-# ruff: noqa: S608  (making SQL is what this does; quoting.py quotes, tests/sql attack it)
-"""The texts that make temporary views with the tables of repositories: the same for a session and for a script.
+# ruff: noqa: S608  (making SQL is what this does; the dialect quotes, tests/sql attack it)
+"""What temporary views and functions an attached name has: the same in a session and in a script.
 
-Owns which views and functions there are and how they build on each other. The texts are in ``sql/``; a
-:class:`Maker` says how files and small tables become relations, and what becomes of a statement.
+Owns how they build on each other, and what functions know of each array. The texts are in ``sql/``; a
+:class:`Target` says how files and small tables become relations, and what becomes of a statement.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
-from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, WIDE
-from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.spark.quoting import identifier, json_text, rows_text, spark_type, text
-from icechunk_arrow.spark.views.known import KNOWN_TYPE
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.spark.quoting import identifier, json_text
 from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.scans import kind_and_location
-from icechunk_arrow.tables.schemas import OVER_CHUNKS, TABLES, with_repository
+from icechunk_arrow.tables.chunk_rows import Source, root_uri
+from icechunk_arrow.tables.dialect import SPARK
+from icechunk_arrow.tables.manifests import inventory_table
+from icechunk_arrow.tables.metadata import metadata_table
+from icechunk_arrow.tables.nodes import grid_run_table
+from icechunk_arrow.tables.queries import change_query, chunk_relations, chunk_tables
+from icechunk_arrow.tables.scans import owners_apart, plan_scans_by_array
+from icechunk_arrow.tables.schemas import (
+    CHUNK_TABLES,
+    METADATA_TABLES,
+    TABLES,
+    with_repository,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterator, Mapping
 
-    from icechunk_arrow.tables.manifests import Entries
+    import pyarrow as pa
+
+    from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.tables.dialect import Dialect
     from icechunk_arrow.tables.scans import Scan
 
 __all__ = [
-    "CHUNK_ROWS",
-    "Maker",
-    "Rows",
-    "array_rows",
-    "chunk_rows",
-    "coordinate_statements",
+    "SnapshotQueries",
+    "Target",
+    "TargetSource",
+    "coordinate_functions",
     "define",
     "drop_statements",
-    "form_of",
-    "manifest_rows",
-    "names_of",
-    "pathed_rows",
-    "place_statements",
+    "place_functions",
+    "snapshot_queries",
     "view_name",
 ]
 
@@ -52,50 +56,28 @@ _FUNCTIONS = (
     *("first_coord", "behind_coord", "chunks_in"),
 )
 _KNOWN = "known"
-_FORM = WIDE | HAS_CHECKS | HAS_CRC
-_LARGEST = 2**63 - 1
-_ROWS = pa.schema(
-    [
-        ("node_id", pa.int64()),
-        ("coord", pa.binary()),
-        ("kind", pa.string()),
-        ("location", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("etag", pa.string()),
-        ("last_modified", pa.timestamp("us", "UTC")),
-        ("inline_data", pa.binary()),
-    ]
+"""A variable of the session, so that an expression of it and constants becomes a constant while Spark plans: that
+is how files are left out."""
+_KNOWN_TYPE = (
+    "MAP<STRING, STRUCT<shape: ARRAY<BIGINT>, positions: ARRAY<ARRAY<BIGINT>>, chunks: ARRAY<ARRAY<BIGINT>>, "
+    "edges: ARRAY<ARRAY<BIGINT>>, manifests: MAP<STRING, MAP<STRING, ARRAY<ARRAY<BIGINT>>>>>>"
 )
-_PATH_ROWS = pa.schema([("path", pa.string()), *_ROWS])
-CHUNK_ROWS = pa.schema(
-    [("path", pa.string()), ("index", pa.list_(pa.int64())), *_ROWS, ("manifest", pa.string())]
-)
+"""By paths. ``manifests`` has extents by ids, those by their first letters: Spark looks through a map in order."""
+_RUN_PARTS = ("position", "chunk", "edge")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Relations that have the rows of manifests of one form, as they are on disk."""
-
-    plain: str
-    with_file: str
-    """With a column ``file``, the name of the file. It costs a little for each row."""
-    form: int
-
-
-class Maker(ABC):
+class Target(ABC):
     """Takes what makes views: does it in a session, or writes it down."""
 
-    checked: bool
-    """Whether it is known that casts which do not fit are errors."""
+    dialect: Dialect = SPARK
+
+    @abstractmethod
+    def files(self, root: str, scan: Scan, *, named: bool) -> str:
+        """Make a relation of manifests below a place; if wanted with a column ``file``, the name of the file."""
 
     @abstractmethod
     def table(self, rows: pa.Table) -> str:
         """Make a relation of a small table."""
-
-    @abstractmethod
-    def rows(self, root: str, manifests: Sequence[str], form: int) -> Rows:
-        """Make relations of manifests."""
 
     @abstractmethod
     def view(self, name: str, query: str) -> None:
@@ -106,182 +88,145 @@ class Maker(ABC):
         """Do something else."""
 
 
+class TargetSource(Source):
+    """One repository's manifests and small tables, as a target makes relations of them."""
+
+    def __init__(self, target: Target, name: str, context: Context) -> None:
+        self.dialect = target.dialect
+        self.root = root_uri(context.storage.url)
+        self.names = _names_of(name)
+        self._target = target
+
+    def files(self, scan: Scan, *, named: bool) -> str:
+        """Let the target make a relation of them."""
+        relation = self._target.files(self.root, scan, named=named)
+        # a query without the column manifest would else read all that Spark knows of a file, numbers of rows too
+        return f"(SELECT * FROM {relation} WHERE file <> '')" if named else relation
+
+    def table(self, name: str, rows: pa.Table) -> str:  # noqa: ARG002 -- a target chooses names
+        """Let the target make a relation of it."""
+        return self._target.table(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotQueries:
+    """What views of one repository are made of."""
+
+    tables: Mapping[str, str]
+    """A query for each table."""
+    arrays: Mapping[str, Any]
+    """What functions know of each array."""
+
+
 def view_name(name: str, table: str) -> str:
     """Say what the view of a table is called."""
     return identifier(f"{name}_{table}")
 
 
-def names_of(name: str) -> dict[str, str]:
+def _names_of(name: str) -> dict[str, str]:
     """Say what the functions are called that go with an attached name."""
-    return {each: identifier(f"{name}_{each}") for each in _FUNCTIONS}
+    names = {each: identifier(f"{name}_{each}") for each in _FUNCTIONS}
+    return names | {"decode_any": names["coord_decode"]}
 
 
 def drop_statements(name: str) -> Iterator[str]:
     """Remove the functions, and what they know."""
     for each in reversed(_FUNCTIONS):
-        yield f"DROP TEMPORARY FUNCTION IF EXISTS {names_of(name)[each]}"
+        yield f"DROP TEMPORARY FUNCTION IF EXISTS {_names_of(name)[each]}"
     yield f"DROP TEMPORARY VARIABLE IF EXISTS {view_name(name, _KNOWN)}"
 
 
-def _texts(name: str, names: Mapping[str, str]) -> list[str]:
+def _statements(macro: str, names: Mapping[str, str]) -> list[str]:
     """Give the statements of a text; Spark takes one at a time."""
-    return fill(statement(f"macros/{name}.spark.sql"), names).split(";\n")
+    return fill(statement(f"macros/{macro}.spark.sql"), names).split(";\n")
 
 
-# -- rows of manifests
-
-
-def form_of(entries: Entries, scan: Scan) -> int:
-    """Tell which form on disk the manifests of a scan have."""
-    place = entries.manifests.index(scan.manifests[0])
-    return int(entries.flags[np.flatnonzero(entries.codes == place)[0]]) & _FORM
-
-
-def _signed(column: str, form: int, *, checked: bool) -> str:
-    """Bring a number to 64 bits with a sign, or fail, also where Spark is told not to check its casts."""
-    if spark_type(schema_of(form).field(column).type) == "BIGINT":
-        return column
-    if checked:
-        return f"CAST({column} AS BIGINT) AS {column}"
-    wrong = text(f"{column} is above what a BIGINT holds")
-    return (
-        f"CASE WHEN {column} > {_LARGEST} THEN raise_error({wrong}) ELSE CAST({column} AS BIGINT) END "
-        f"AS {column}"
-    )
-
-
-def _scan(
-    scan: Scan, rows: Rows, root: str, *, checked: bool, more: str = "", manifest: bool = False
-) -> str:
-    """Read the manifests of one scan; unsigned numbers get a sign."""
-    kind, location = kind_and_location(scan, text(root + "/c/"), "octet_length")
-    owner = scan.owner
-    columns = [
-        f"{'CAST(array_id AS BIGINT)' if owner is None else f'{owner.node_id}L'} AS node_id",
-        "coord",
-        f"{kind} AS kind",
-        f"{location} AS location",
-        _signed("offset", rows.form, checked=checked),
-        _signed("length", rows.form, checked=checked),
-        "etag" if scan.has_checks else "CAST(NULL AS STRING) AS etag",
-        "last_modified" if scan.has_checks else "CAST(NULL AS TIMESTAMP) AS last_modified",
-        "inline_data" if scan.has_inline else "CAST(NULL AS BINARY) AS inline_data",
-    ]
-    if not manifest:
-        return f"SELECT {more}{', '.join(columns)} FROM {rows.plain}"
-    columns.append("replace(file, '.parquet', '') AS manifest")
-    # a query without the column manifest would else read all that Spark knows of a file, numbers of rows too
-    return f"SELECT {more}{', '.join(columns)} FROM {rows.with_file} WHERE file <> ''"
-
-
-def _united(queries: Sequence[str], schema: pa.Schema) -> str:
-    found = "\nUNION ALL\n".join(queries) or rows_text(schema.empty_table())
-    return f"({found})"
-
-
-def manifest_rows(scans: Mapping[Scan, Rows], root: str, *, checked: bool) -> str:
-    """Read manifests, all arrays together, without their paths."""
-    return _united(
-        [_scan(scan, rows, root, checked=checked) for scan, rows in scans.items()], _ROWS
-    )
-
-
-def array_rows(scans: Mapping[Scan, Rows], root: str, paths: str, *, checked: bool) -> str:
-    """Read manifests with the paths of their arrays, to be counted: without places and names of files."""
-    parts = [
-        _scan(scan, rows, root, checked=checked, more=f"{text(scan.owner.path)} AS path, ")
-        for scan, rows in scans.items()
-        if scan.owner is not None
-    ]
-    shared = {scan: rows for scan, rows in scans.items() if scan.owner is None}
-    if shared:
-        found = manifest_rows(shared, root, checked=checked)
-        parts.append(
-            f"SELECT /*+ BROADCAST(p) */ p.path, r.* "
-            f"FROM {found} AS r JOIN {paths} AS p ON p.node_id = r.node_id"
-        )
-    return _united(parts, _PATH_ROWS)
-
-
-def chunk_rows(
-    scans: Mapping[Scan, Rows], root: str, paths: str, names: Mapping[str, str], *, checked: bool
-) -> str:
-    """Read manifests with the paths of their arrays and the places of chunks."""
-    index = f"{names['coord_decode']}(coord) AS index"
-    parts = [
-        _scan(
-            *(scan, rows, root),
-            checked=checked,
-            more=f"{text(scan.owner.path)} AS path, {index}, ",
-            manifest=True,
-        )
-        for scan, rows in scans.items()
-        if scan.owner is not None
-    ]
-    shared = {scan: rows for scan, rows in scans.items() if scan.owner is None}
-    if shared:
-        parts.append(pathed_rows(shared, root, paths, names, checked=checked))
-    return _united(parts, CHUNK_ROWS)
-
-
-def pathed_rows(
-    scans: Mapping[Scan, Rows], root: str, paths: str, names: Mapping[str, str], *, checked: bool
-) -> str:
-    """Read manifests with paths from a relation that has one for each ``node_id``."""
-    parts = [
-        _scan(scan, rows, root, checked=checked, manifest=True) for scan, rows in scans.items()
-    ]
-    return (
-        f"SELECT /*+ BROADCAST(p) */ p.path, {names['coord_decode']}(r.coord) AS index, r.* "
-        f"FROM {_united(parts, _ROWS)} AS r JOIN {paths} AS p ON p.node_id = r.node_id"
-    )
-
-
-# -- everything that an attached name has
-
-
-def coordinate_statements(name: str) -> Iterator[str]:
+def coordinate_functions(target: Target, name: str) -> None:
     """Make the functions that know no repository."""
     for each in ("coord_encode", "coord_decode"):
-        yield from _texts(each, names_of(name))
+        for command in _statements(each, _names_of(name)):
+            target.run(command)
 
 
-def define(
-    maker: Maker,
-    name: str,
-    members: Mapping[str, Mapping[str, str]],
-    known: Mapping[str, Mapping[str, Any]],
-    *,
-    united: bool,
-) -> None:
-    """Make all views of queries for each repository's tables, and the variable of what is known of its arrays."""
-    for table in TABLES:
-        queries = [
-            f"SELECT {text(label)} AS repository, t.* FROM ({tables[table]}) AS t"
-            if united
-            else tables[table]
-            for label, tables in members.items()
-        ]
-        maker.view(view_name(name, table), "\nUNION ALL\n".join(queries))
-    kind = f"MAP<STRING, {KNOWN_TYPE}>" if united else KNOWN_TYPE
-    value = known if united else next(iter(known.values()))
-    maker.run(
-        f"DECLARE OR REPLACE VARIABLE {view_name(name, _KNOWN)} {kind} DEFAULT {json_text(value, kind)}"
-    )
-
-
-def place_statements(name: str, *, united: bool) -> Iterator[str]:
+def place_functions(target: Target, name: str, *, united: bool) -> None:
     """Make the functions that use the variable and views, whatever these say later."""
-    columns = OVER_CHUNKS["chunks"]
+    columns = CHUNK_TABLES["chunks"]
     variable = view_name(name, _KNOWN)
-    names = names_of(name) | {
+    names = _names_of(name) | {
         "chunks": view_name(name, "chunks"),
-        "columns": ", ".join(
-            f"{identifier(each.name)} {spark_type(each.type)}"
-            for each in (with_repository(columns) if united else columns)
-        ),
+        "columns": SPARK.columns(with_repository(columns) if united else columns),
         "which": "which STRING, " if united else "",
     }
     for each, repository in (("chunk_of", "which"), ("chunks_in", "c.repository")):
         place = f"try_element_at({variable}, {repository})" if united else variable
-        yield from _texts(each, names | {"array": f"try_element_at({place}, array_path)"})
+        for command in _statements(each, names | {"array": f"try_element_at({place}, array_path)"}):
+            target.run(command)
+
+
+def snapshot_queries(
+    target: Target, name: str, context: Context, snapshot_id: str, before_id: str, *, own_scans: int
+) -> SnapshotQueries:
+    """Make what the tables of a snapshot need, ``changes`` since another one.
+
+    ``own_scans`` is how many arrays are read apart from the others, so that a condition on the path leaves out
+    all but one of them.
+    """
+    source = TargetSource(target, name, context)
+    snapshot, before = (context.files.read_snapshot(each) for each in (snapshot_id, before_id))
+    metadata = {each: metadata_table(context, each, snapshot_id) for each in METADATA_TABLES}
+    tables = {each: f"SELECT * FROM {target.table(rows)}" for each, rows in metadata.items()}
+    scans = plan_scans_by_array(snapshot, most_arrays=own_scans)
+    # it is said which arrays have no rows in shared manifests: so Spark leaves out the whole branch while it plans
+    apart = ", ".join(map(SPARK.text, owners_apart(snapshot, scans)))
+    where = f" WHERE n.path NOT IN ({apart})" if apart else ""
+    relations = chunk_relations(
+        source,
+        snapshot_id,
+        together=scans,
+        by_array=scans,
+        entries=f"(SELECT explode(m.arrays.path) AS path FROM ({tables['manifests']}) AS m)",
+        paths=f"(SELECT n.node_id, n.path FROM ({tables['nodes']}) AS n{where})",
+    )
+    tables |= chunk_tables(relations | {"nodes": f"({tables['nodes']})"})
+    tables["changes"] = change_query(source, context.files, before, snapshot)
+    return SnapshotQueries(tables=tables, arrays=_known_arrays(snapshot, metadata["nodes"]))
+
+
+def _known_arrays(snapshot: Snapshot, nodes: pa.Table) -> dict[str, Any]:
+    """Give the edges and manifests of all arrays, as JSON has it."""
+    runs = {row["node_id"]: row["runs"] for row in grid_run_table(snapshot).to_pylist()}
+    arrays = nodes.filter(pc.equal(nodes["type"], "array"))
+    known: dict[str, Any] = {}
+    for row in arrays.select(["path", "node_id", "shape", "chunk_shape"]).to_pylist():
+        unequal = runs.get(row["node_id"])
+        nothing = [[0]] * len(row["shape"])
+        if unequal is None:
+            parts = [nothing, nothing, [[edge] for edge in row["chunk_shape"]]]
+        else:
+            parts = [[[run[part] for run in axis] for axis in unequal] for part in _RUN_PARTS]
+        known[row["path"]] = {
+            "shape": row["shape"],
+            **dict(zip(("positions", "chunks", "edges"), parts, strict=True)),
+            "manifests": {},
+        }
+    inventory = inventory_table(snapshot).select(["path", "manifest", "starts", "stops"])
+    for path, manifest, *bounds in zip(
+        *(each.to_pylist() for each in inventory.columns), strict=True
+    ):
+        extent = [list(each) for each in zip(*bounds, strict=True)]
+        known[path]["manifests"].setdefault(manifest[0], {})[manifest] = extent
+    return known
+
+
+def define(
+    target: Target, name: str, members: Mapping[str, SnapshotQueries], *, united: bool
+) -> None:
+    """Make all views of repositories by their names, and the variable of what is known of arrays."""
+    for table in TABLES:
+        queries = {label: each.tables[table] for label, each in members.items()}
+        query = SPARK.repositories(queries) if united else queries.popitem()[1]
+        target.view(view_name(name, table), query)
+    arrays = {label: each.arrays for label, each in members.items()}
+    kind = f"MAP<STRING, {_KNOWN_TYPE}>" if united else _KNOWN_TYPE
+    value = json_text(arrays if united else arrays.popitem()[1], kind)
+    target.run(f"DECLARE OR REPLACE VARIABLE {view_name(name, _KNOWN)} {kind} DEFAULT {value}")

@@ -16,27 +16,25 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.spark.quoting import file_pattern, identifier, rows_text, spark_root, text
 from icechunk_arrow.spark.views.attaching import check_name
 from icechunk_arrow.spark.views.definitions import (
-    Maker,
-    Rows,
-    coordinate_statements,
+    Target,
+    coordinate_functions,
     define,
-    names_of,
-    place_statements,
+    place_functions,
+    snapshot_queries,
     view_name,
 )
-from icechunk_arrow.spark.views.making import VERIFYING, check_place
-from icechunk_arrow.spark.views.relations import make_relations
-from icechunk_arrow.tables.attaching import members_of
-from icechunk_arrow.tables.places import root_uri
-from icechunk_arrow.tables.selection import Selection, find_earlier
+from icechunk_arrow.spark.views.session import READING, check_place
+from icechunk_arrow.tables.attaching import Attachment
+from icechunk_arrow.tables.chunk_rows import root_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from datetime import datetime
 
     import pyarrow as pa
 
     from icechunk_arrow.tables.attaching import Place
+    from icechunk_arrow.tables.scans import Scan
 
 __all__ = ["sql_script"]
 
@@ -44,17 +42,7 @@ _OWN_SCANS = 8
 _HARMLESS = re.compile(r"[A-Za-z0-9_/.:=,{}-]*")
 _KEEP_MEANING = "spark.sql.legacy.storeAnalyzedPlanForView"
 """With it a view made by a statement keeps what it means, files too, as one that is made of a frame does."""
-_OPTIONS = "WITH ({})".format(
-    ", ".join(
-        f"`{name}` = '{value}'"
-        for name, value in {
-            "ignoreMissingFiles": "false",
-            "ignoreCorruptFiles": "false",
-            "mergeSchema": "false",
-            **VERIFYING,
-        }.items()
-    )
-)
+_OPTIONS = "WITH ({})".format(", ".join(f"`{name}` = '{value}'" for name, value in READING.items()))
 
 
 def sql_script(
@@ -92,46 +80,52 @@ def sql_script(
         Statements with ``;`` at the ends of lines: ``spark-sql -i script.sql`` makes the views and goes on.
     """
     check_name(name)
-    members = members_of(repository, storage_options)
-    for context in members.contexts.values():
+    attachment = Attachment.of(
+        name,
+        repository,
+        storage_options,
+        branch=branch,
+        tag=tag,
+        snapshot_id=snapshot_id,
+        as_of=as_of,
+        since=since,
+    )
+    united = attachment.members.united
+    for context in attachment.members.contexts.values():
         check_place(context.storage.url)
         if ":" in root_uri(context.storage.url).partition("://")[2]:
             raise InvalidInputError(
                 f"{context.storage.url} has a colon, and a script names files by patterns, which Spark takes "
                 f"apart wrongly at colons; use icechunk_arrow.spark.attach, or link to it by another name"
             )
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    maker = _ScriptMaker(name)
-    maker.run(f"SET {_KEEP_MEANING} = true")
-    for statement in coordinate_statements(name):
-        maker.run(statement)
-    comments, tables, known = [], {}, {}
-    for label, context in members.contexts.items():
-        found = selection.resolve(context)
+    script = _ScriptTarget(name)
+    script.run(f"SET {_KEEP_MEANING} = true")
+    coordinate_functions(script, name)
+    comments, members = [], {}
+    for label, context, found, before in attachment.resolved():
         comments.append(f"-- snapshot {found} of {json.dumps(context.storage.url)}")
-        before = find_earlier(context, found, since)
-        made = make_relations(maker, context, found, before, names_of(name), own_scans=_OWN_SCANS)
-        tables[label], known[label] = made.tables, made.known
-    define(maker, name, tables, known, united=members.united)
-    for statement in place_statements(name, united=members.united):
-        maker.run(statement)
-    maker.drop_own()
-    maker.run(f"RESET {_KEEP_MEANING}")
+        members[label] = snapshot_queries(
+            script, name, context, found, before, own_scans=_OWN_SCANS
+        )
+    define(script, name, members, united=united)
+    place_functions(script, name, united=united)
+    script.drop_own()
+    script.run(f"RESET {_KEEP_MEANING}")
     comments.append(
         "-- made by icechunk_arrow; read by Spark alone, such as: spark-sql -i this.sql"
     )
-    return "\n".join([*comments, *(f"{each};" for each in maker.statements), ""])
+    return "\n".join([*comments, *(f"{each};" for each in script.statements), ""])
 
 
-class _ScriptMaker(Maker):
+class _ScriptTarget(Target):
     """Writes statements down."""
-
-    checked = False
 
     def __init__(self, name: str) -> None:
         self.statements: list[str] = []
         self._name = name
         self._own: list[str] = []
+        self._asked: set[str] = set()
+        self._files: dict[str, str] = {}
 
     def _named(self, query: str) -> str:
         name = view_name(self._name, f"_{len(self._own)}")
@@ -147,23 +141,24 @@ class _ScriptMaker(Maker):
         """Write the rows down."""
         return self._named(rows_text(rows))
 
-    def rows(self, root: str, manifests: Sequence[str], form: int) -> Rows:
+    def files(self, root: str, scan: Scan, *, named: bool) -> str:
         """Name the files in one pattern, and ask first whether all of them are there."""
-        names = [key_of(FileKind.MANIFEST, each).rpartition("/") for each in manifests]
+        names = [key_of(FileKind.MANIFEST, each).rpartition("/") for each in scan.manifests]
         folder = f"{spark_root(root)}/{names[0][0]}"
         pattern = f"{file_pattern(folder)}/{{{','.join(file for _, _, file in names)}}}"
-        files = f"{_relation('parquet', pattern)} {_OPTIONS}"
-        gone = f"concat({text(folder + '/')}, e.file, ' has gone, which this script is about')"
-        wanted = ", ".join(f"'{file}'" for _, _, file in names)
-        self.run(
-            f"SELECT raise_error({gone}) AS gone FROM (SELECT explode(array({wanted})) AS file) AS e "
-            f"LEFT ANTI JOIN {_relation('binaryFile', pattern)} AS b ON endswith(b.path, e.file)"
-        )
-        return Rows(
-            plain=self._named(f"SELECT * FROM {files}"),
-            with_file=self._named(f"SELECT *, _metadata.file_name AS file FROM {files}"),
-            form=form,
-        )
+        if pattern not in self._asked:
+            self._asked.add(pattern)
+            gone = f"concat({text(folder + '/')}, e.file, ' has gone, which this script is about')"
+            wanted = ", ".join(f"'{file}'" for _, _, file in names)
+            self.run(
+                f"SELECT raise_error({gone}) AS gone FROM (SELECT explode(array({wanted})) AS file) AS e "
+                f"LEFT ANTI JOIN {_relation('binaryFile', pattern)} AS b ON endswith(b.path, e.file)"
+            )
+        columns = "*, _metadata.file_name AS file" if named else "*"
+        query = f"SELECT {columns} FROM {_relation('parquet', pattern)} {_OPTIONS}"
+        if query not in self._files:
+            self._files[query] = self._named(query)
+        return self._files[query]
 
     def view(self, name: str, query: str) -> None:
         """Make a view."""

@@ -1,4 +1,4 @@
-"""How two structure files differ: nodes that came, went, moved or were described anew.
+"""How two structure files differ: manifests that one has alone, and nodes that came, went, moved or changed.
 
 Compares columns, and looks at single nodes only where they differ.
 """
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values, one_array
 from icechunk_arrow.core.json_values import decode_json, same_json
+from icechunk_arrow.tables.schemas import NODE_CHANGES, PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,19 +19,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.files import Files
 
-__all__ = ["NODE_CHANGES", "later_paths", "node_changes", "own_manifests"]
-
-NODE_CHANGES = pa.schema(
-    [
-        ("path", pa.string()),
-        ("change", pa.string()),
-        ("node_id", pa.int64()),
-        ("node_type", pa.string()),
-        ("from_path", pa.string()),
-    ]
-)
-
-_PATHS = pa.schema([("node_id", pa.int64()), ("path", pa.string())])
+__all__ = ["later_paths", "node_changes", "own_manifests"]
 
 
 def own_manifests(snapshot: Snapshot, other: Snapshot) -> list[str]:
@@ -45,7 +34,7 @@ def later_paths(snapshot: Snapshot, after: Snapshot) -> pa.Table:
         later = after.rows_by_id.get(node_id)
         paths.append(snapshot.paths[row] if later is None else after.paths[later])
     ids = from_values(list(snapshot.rows_by_id), pa.int64())
-    return pa.Table.from_arrays([ids, from_values(paths, pa.string())], schema=_PATHS)
+    return pa.Table.from_arrays([ids, from_values(paths, pa.string())], schema=PATHS)
 
 
 def node_changes(files: Files, before: Snapshot, after: Snapshot) -> pa.Table:

@@ -1,45 +1,40 @@
-"""How a Spark session is given files and rows: the relations that queries of this package name.
+"""A Spark session as a target: how it is given files and rows, and what it means if a file has gone.
 
-Owns the names that these have for a while, how manifests are opened, and what it means if one has gone.
+Owns the names that relations have for a while, how manifests are opened, and what is checked before Spark reads.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError, ObjectNotFoundError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.manifest import schema_of
-from icechunk_arrow.spark.quoting import (
-    file_pattern,
-    identifier,
-    is_readable,
-    rows_text,
-    spark_root,
-    spark_type,
-)
+from icechunk_arrow.spark.quoting import file_pattern, is_readable, spark_root
 from icechunk_arrow.spark.views.definitions import (
-    Maker,
-    Rows,
-    coordinate_statements,
+    Target,
+    TargetSource,
+    coordinate_functions,
     drop_statements,
-    names_of,
 )
-from icechunk_arrow.spark.views.relations import chunk_query
-from icechunk_arrow.tables.places import root_uri
+from icechunk_arrow.tables.chunk_rows import root_uri
+from icechunk_arrow.tables.dialect import SPARK
+from icechunk_arrow.tables.queries import chunk_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.tables.scans import Scan
 
 __all__ = [
-    "VERIFYING",
-    "SessionMaker",
+    "READING",
+    "SessionTarget",
     "check_manifests",
     "check_place",
     "naming_gone_files",
@@ -51,26 +46,30 @@ _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _LISTED_HERE = 1000
 """Up to so many files are asked for by the driver: a job for it takes longer."""
 _ANSI = "spark.sql.ansi.enabled"
-
-
-VERIFYING = {
+READING = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
     "parquet.page.verify-checksum.enabled": "true",
     "parquet.filter.columnindex.enabled": "false",
 }
-"""Spark compares pages with their checksums, and does not use the page index, which has none."""
+"""A file that has gone, or is damaged, is an error whatever the session says. Spark compares pages with their
+checksums, and does not use the page index, which has none."""
 
 
-class SessionMaker(Maker):
+class SessionTarget(Target):
     """Makes relations under names of their own, which nobody needs when views are made of them.
 
     Spark keeps what a view means, as long as it is made of a frame.
     """
 
     def __init__(self, spark: Any) -> None:
-        self.checked = str(spark.conf.get(_ANSI)).lower() == "true"
+        if str(spark.conf.get(_ANSI)).lower() == "true":  # casts that do not fit are errors
+            self.dialect = replace(SPARK, signed="CAST({0} AS BIGINT)")
         self._spark = spark
         self._own: list[str] = []
-        self._opened: dict[tuple[str, tuple[str, ...]], Rows] = {}
+        self._frames: dict[tuple[str, ...], Any] = {}
+        self._files: dict[tuple[str, ...], str] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -91,35 +90,28 @@ class SessionMaker(Maker):
     def table(self, rows: pa.Table) -> str:
         """Give Spark the rows."""
         if not rows.num_rows:
-            return f"({rows_text(rows)})"
+            return f"({SPARK.no_rows(rows.schema)})"
         # of a table in several pieces Spark 4.2 loses those that come with an empty one
         return self._named(self._spark.createDataFrame(rows.combine_chunks()))
 
-    def rows(self, root: str, manifests: Sequence[str], form: int) -> Rows:
+    def files(self, root: str, scan: Scan, *, named: bool) -> str:
         """Open files of one form, once: after a bulk write those that changed are those that there are."""
-        key = root, tuple(manifests)
-        if key not in self._opened:
-            self._opened[key] = self._open(root, manifests, form)
-        return self._opened[key]
+        key = (root, *scan.manifests)
+        if key not in self._frames:
+            self._frames[key] = self._opened(spark_root(root), scan)
+        key = (str(named), *key)
+        if key not in self._files:
+            frame = self._frames[key[1:]]
+            if named:  # it costs a little for each row
+                frame = frame.selectExpr("*", "_metadata.file_name AS file")
+            self._files[key] = self._named(frame)
+        return self._files[key]
 
-    def _open(self, root: str, manifests: Sequence[str], form: int) -> Rows:
-        """A file that has gone, or is damaged, is an error whatever the session says."""
-        folder = spark_root(root)
-        paths = [file_pattern(f"{folder}/{key_of(FileKind.MANIFEST, each)}") for each in manifests]
-        columns = (f"{identifier(each.name)} {spark_type(each.type)}" for each in schema_of(form))
-        reader = (
-            self._spark.read.option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .option("mergeSchema", "false")
-            .options(**VERIFYING)
-            .schema(", ".join(columns))
-        )
-        plain = reader.parquet(*paths)
-        return Rows(
-            plain=self._named(plain),
-            with_file=self._named(plain.selectExpr("*", "_metadata.file_name AS file")),
-            form=form,
-        )
+    def _opened(self, folder: str, scan: Scan) -> Any:
+        keys = (key_of(FileKind.MANIFEST, each) for each in scan.manifests)
+        paths = [file_pattern(f"{folder}/{key}") for key in keys]
+        columns = SPARK.columns(schema_of(scan.form))
+        return self._spark.read.options(**READING).schema(columns).parquet(*paths)
 
     def view(self, name: str, query: str) -> None:
         """Make a view that goes on meaning what the query means now."""
@@ -139,11 +131,10 @@ def reading_chunks(
     wanted = list(manifests)
     check_manifests(context, snapshot_id, wanted)
     try:
-        with SessionMaker(spark) as maker:
-            for statement in coordinate_statements(name):
-                maker.run(statement)
-            query = chunk_query(maker, context, snapshot_id, wanted, names_of(name))
-            yield spark.sql(query)
+        with SessionTarget(spark) as target:
+            coordinate_functions(target, name)
+            source = TargetSource(target, name, context)
+            yield spark.sql(chunk_query(source, context.files.read_snapshot(snapshot_id), wanted))
     finally:
         for statement in drop_statements(name):
             spark.sql(statement)

@@ -1,0 +1,263 @@
+# ruff: noqa: S608  (making SQL is what this does; the dialect quotes, tests/sql attack it)
+"""Rows of manifests as rows of the table ``chunks``: what becomes of each column, in SQL and in Arrow.
+
+A column that manifests have by its name in ``schemas`` comes over by itself. Owned here are the others: what a
+chunk's kind and location are, and how a row gets the path of its array and the place of the chunk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_arrow.core import compute as pc
+from icechunk_arrow.core.chunks import HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL
+from icechunk_arrow.core.columns import from_values, indices, one_array, to_numpy, validity
+from icechunk_arrow.core.coord_lists import decode_lists
+from icechunk_arrow.formats.manifest import schema_of
+from icechunk_arrow.tables.columns import int64, repeated, table_of
+from icechunk_arrow.tables.schemas import CHUNK_ROWS, INVENTORY, MANIFEST_ROWS, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.manifest_file import ManifestFile
+    from icechunk_arrow.tables.dialect import Dialect
+    from icechunk_arrow.tables.scans import Scan
+
+__all__ = [
+    "Source",
+    "array_rows",
+    "chunk_rows",
+    "chunks_of_group",
+    "manifest_rows",
+    "pathed_rows",
+    "root_uri",
+]
+
+
+_HINT = "/*+ BROADCAST(p) */"
+"""What knows paths is small: DuckDB sees that by itself, and takes the hint for a comment."""
+
+
+def root_uri(url: str) -> str:
+    """Give the place of a repository as a URI: paths of a local disk as they are, behind ``file://``."""
+    return url.rstrip("/") if "://" in url else "file://" + url.rstrip("/")
+
+
+class Source(ABC):
+    """Where an engine finds what queries are made of: manifests and small tables; in a session, or for a script."""
+
+    dialect: Dialect
+    root: str
+    """URI of the repository."""
+    names: Mapping[str, str]
+    """What relations and macros of the texts in ``sql/`` are called."""
+
+    @abstractmethod
+    def files(self, scan: Scan, *, named: bool) -> str:
+        """Give a relation of the rows of manifests as they are on disk; if wanted with the names of the files."""
+
+    @abstractmethod
+    def table(self, name: str, rows: pa.Table) -> str:
+        """Give a relation of a small table; ``name`` is for whoever reads a script."""
+
+
+# -- in SQL
+
+
+def manifest_rows(source: Source, scans: Iterable[Scan], *, named: bool = False) -> str:
+    """Read manifests, all arrays together, without their paths; if wanted with the names of manifests."""
+    return _united(source, MANIFEST_ROWS, (_scanned(source, scan, named=named) for scan in scans))
+
+
+def array_rows(source: Source, scans: Sequence[Scan], paths: str) -> str:
+    """Read manifests with the paths of their arrays, to be counted: without places and names of files."""
+    parts = [
+        _scanned(source, scan, _owned_path(source, scan))
+        for scan in scans
+        if scan.owner is not None
+    ]
+    shared = [scan for scan in scans if scan.owner is None]
+    if shared:
+        rows = manifest_rows(source, shared)
+        parts.append(f"SELECT {_HINT} p.path, r.* FROM ({rows}) AS r {_joined(paths)}")
+    schema = pa.schema([CHUNK_ROWS.field("path"), *MANIFEST_ROWS])
+    return _united(source, schema, parts)
+
+
+def chunk_rows(source: Source, scans: Sequence[Scan], paths: str, *, by_file: bool) -> str:
+    """Read manifests with the paths of their arrays and the places of chunks.
+
+    ``paths`` has an array's path by ``node_id``, or where that leaves out files, by ``file`` too.
+    """
+    parts = [
+        _scanned(
+            source,
+            scan,
+            _owned_path(source, scan),
+            f"{_decode(source, scan)}(coord) AS index",
+            named=True,
+        )
+        for scan in scans
+        if scan.owner is not None
+    ]
+    shared = [scan for scan in scans if scan.owner is None]
+    if shared:
+        parts.append(pathed_rows(source, shared, paths, by_file=by_file))
+    return _united(source, CHUNK_ROWS, parts)
+
+
+def pathed_rows(source: Source, scans: Iterable[Scan], paths: str, *, by_file: bool = False) -> str:
+    """Read manifests as :func:`chunk_rows` does, all of them with the paths of a relation."""
+    alike: dict[str, list[Scan]] = {}
+    for scan in scans:
+        alike.setdefault(_decode(source, scan), []).append(scan)
+    parts = (
+        f"SELECT {_HINT} p.path, {decode}(r.coord) AS index, r.* "
+        f"FROM ({manifest_rows(source, some, named=True)}) AS r {_joined(paths, by_file=by_file)}"
+        for decode, some in alike.items()
+    )
+    return _united(source, CHUNK_ROWS, parts)
+
+
+def _united(source: Source, schema: pa.Schema, queries: Iterable[str]) -> str:
+    """Put queries together; without any there are no rows, and the same columns."""
+    if source.dialect.joins_files:
+        files = (name for name in ("manifest", "file") if name not in schema.names)
+        schema = pa.schema([*schema, *map(INVENTORY.field, files)])
+    return "\nUNION ALL\n".join(queries) or source.dialect.no_rows(schema)
+
+
+def _joined(paths: str, *, by_file: bool = False) -> str:
+    return f"JOIN {paths} AS p ON {'p.file = r.file AND ' if by_file else ''}p.node_id = r.node_id"
+
+
+def _decode(source: Source, scan: Scan) -> str:
+    """Name what decodes a coordinate: where there is one, that which is made for its rank."""
+    return source.names.get(f"decode_{scan.ndim}", source.names["decode_any"])
+
+
+def _owned_path(source: Source, scan: Scan) -> str:
+    assert scan.owner is not None
+    dialect = source.dialect
+    return f"CAST({dialect.text(scan.owner.path)} AS {dialect.type(pa.string())}) AS path"
+
+
+def _scanned(source: Source, scan: Scan, *more: str, named: bool = False) -> str:
+    """Read the manifests of one scan, with more columns before the others."""
+    dialect = source.dialect
+    named = named or dialect.joins_files
+    found = {
+        "node_id": "CAST(array_id AS BIGINT)"
+        if scan.owner is None
+        else f"CAST({scan.owner.node_id} AS BIGINT)",
+        **_kind_and_location(scan, dialect.text(source.root + "/c/"), dialect),
+    }
+    if not scan.has(HAS_INLINE):
+        found["inline_data"] = dialect.null(pa.binary())
+    held = schema_of(scan.form)
+    for field in MANIFEST_ROWS:
+        if field.name in found:
+            continue
+        column, place = dialect.identifier(field.name), held.get_field_index(field.name)
+        if place < 0:
+            found[field.name] = dialect.null(field.type)
+        elif not pa.types.is_integer(field.type):
+            found[field.name] = column
+        elif held.field(place).type == pa.uint64():
+            found[field.name] = dialect.signed.format(column, field.name)
+        else:
+            found[field.name] = f"CAST({column} AS BIGINT)"
+    columns = [f"{found[name]} AS {dialect.identifier(name)}" for name in MANIFEST_ROWS.names]
+    files = [dialect.file_columns] if named else []
+    listed = ", ".join([*more, *columns, *files])
+    return f"SELECT {listed} FROM {source.files(scan, named=named)}"
+
+
+def _kind_and_location(scan: Scan, folder: str, dialect: Dialect) -> dict[str, str]:
+    """Say of which kind a row's chunk is, and the URI of its file.
+
+    ``folder`` is what URIs of native chunks begin with. The length of a file's name tells those from virtual ones
+    nearly always.
+    """
+    length = dialect.byte_length
+    virtual = (
+        f"({length}(chunk_file) <> 20 OR contains(chunk_file, '/') OR contains(chunk_file, ':'))"
+    )
+    native = f"{folder} || chunk_file"
+    if scan.has(HAS_NATIVE) and scan.has(HAS_VIRTUAL):
+        kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
+        location = f"CASE WHEN {virtual} THEN chunk_file ELSE {native} END"
+    elif scan.has(HAS_NATIVE):
+        kind, location = "'native'", native
+    elif scan.has(HAS_VIRTUAL):
+        kind, location = "'virtual'", "chunk_file"
+    else:
+        return {"kind": "'inline'", "location": dialect.null(pa.string())}
+    if scan.has(HAS_INLINE):
+        kind = f"CASE WHEN chunk_file IS NULL THEN 'inline' ELSE {kind} END"
+    return {"kind": kind, "location": location}
+
+
+# -- in Arrow
+
+
+def chunks_of_group(
+    rows: pa.Table, snapshot: Snapshot, opened: ManifestFile, manifest: str, root: str
+) -> pa.Table:
+    """Turn rows of a manifest into those of the table ``chunks``."""
+    count = rows.num_rows
+    schema = TABLES["chunks"]
+    held = {name: one_array(rows[name]) for name in rows.column_names}
+    kind, location = _places(held["chunk_file"], count, root)
+    found = {
+        "path": _paths(held["array_id"], snapshot, opened),
+        "node_id": int64(held["array_id"]),
+        "index": decode_lists(held["coord"]),
+        "kind": kind,
+        "location": location,
+        "manifest": repeated(manifest, count),
+        "snapshot": repeated(snapshot.id, count),
+    }
+    for field in schema:
+        if field.name in found:
+            continue
+        if field.name not in held:
+            found[field.name] = pa.nulls(count, field.type)
+        else:
+            column = held[field.name]
+            found[field.name] = int64(column) if field.type == pa.int64() else column
+    return table_of(schema, [found[name] for name in schema.names])
+
+
+def _paths(ids: pa.Array, snapshot: Snapshot, opened: ManifestFile) -> pa.Array:
+    known, codes = np.unique(to_numpy(ids), return_inverse=True)
+    places = [snapshot.rows_by_id.get(node_id) for node_id in known.tolist()]
+    if None in places:
+        raise opened.wrong(f"it has rows of arrays that the snapshot {snapshot.id} has not")
+    return (
+        one_array(snapshot.table["path"]).take(from_values(places, pa.int64())).take(indices(codes))
+    )
+
+
+def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]:
+    """Say of which kind each chunk is, and the URI of the file that it is in."""
+    if not pa.types.is_dictionary(files.type):
+        files = files.dictionary_encode()
+    names = files.dictionary
+    kinds = np.zeros(count, np.int64)
+    if not len(names):
+        return repeated("inline", count), pa.nulls(count, pa.string())
+    far = pc.match_substring_regex(names, "[:/]")
+    there = validity(files)
+    codes = to_numpy(files.indices).astype(np.int64)
+    kinds[there] = np.where(to_numpy(far)[codes[there]], 2, 1)
+    native = pc.binary_join_element_wise(f"{root}/c", names, "/")
+    location = pc.take(pc.if_else(far, names, native), files.indices)
+    words = from_values(["inline", "native", "virtual"], pa.string())
+    return words.take(indices(kinds)), location
