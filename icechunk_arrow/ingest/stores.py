@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.ingest.progress import Reporter
     from icechunk_arrow.ingest.source import Hierarchy, Source
     from icechunk_arrow.session import Session
-    from icechunk_arrow.spark.writing.targets import ArraySpec
-    from icechunk_arrow.spark.writing.targets import Target
+    from icechunk_arrow.spark.writing.targets import ArraySpec, Target
 
 S = TypeVar("S", bound="Source")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY = "state.json"
+LIMIT = 1 << 20
 
 
 class NotingStorage(WrappedStorage):
@@ -58,7 +59,7 @@ def test_ones_own_file_is_known_again(place: LosingStorage, way: str, before: by
         place.inner.create(KEY, before)
     place.arm("create" if before is None else "replace", way)
 
-    assert write_small(place, KEY, lambda _: b"mine") == b"mine"
+    assert write_small(place, KEY, lambda _: b"mine", limit_bytes=LIMIT) == b"mine"
     assert place.inner.get(KEY) == b"mine"
     assert len(place.fired) == 1
 
@@ -68,7 +69,7 @@ def test_a_first_file_is_known_again(place: LosingStorage, way: str) -> None:
     """Also where nobody looked before."""
     place.arm("create", way)
 
-    assert create_small(place, KEY, b"mine") == b"mine"
+    assert create_small(place, KEY, b"mine", limit_bytes=LIMIT) == b"mine"
 
 
 @pytest.mark.parametrize("theirs", [b"theirs", b""])
@@ -80,7 +81,7 @@ def test_anothers_file_is_given_and_left(place: LosingStorage, fails: bool, thei
     else:
         place.inner.create(KEY, theirs)
 
-    assert create_small(place, KEY, b"mine") == theirs
+    assert create_small(place, KEY, b"mine", limit_bytes=LIMIT) == theirs
     assert place.inner.get(KEY) == theirs
 
 
@@ -95,8 +96,8 @@ def test_what_another_wrote_is_decided_upon_anew(place: LosingStorage) -> None:
         return found if found == b"6" else b"%d" % (int(found) + 1)
 
     with pytest.raises(StorageError, match="no answer"):
-        write_small(place, KEY, next_number)
-    assert write_small(place, KEY, next_number) == b"6"
+        write_small(place, KEY, next_number, limit_bytes=LIMIT)
+    assert write_small(place, KEY, next_number, limit_bytes=LIMIT) == b"6"
 
 
 def _replace(storage: Storage, data: bytes) -> None:
@@ -108,7 +109,7 @@ def test_what_was_not_written_is_an_error(place: LosingStorage) -> None:
     place.arm("create", "failed")
 
     with pytest.raises(StorageError, match="no answer"):
-        create_small(place, KEY, b"mine")
+        create_small(place, KEY, b"mine", limit_bytes=LIMIT)
     assert not place.inner.exists(KEY)
 
 
@@ -118,9 +119,9 @@ def test_a_name_that_is_no_files_ends(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
     with pytest.raises(AlreadyExistsError):
-        write_small(storage, KEY, lambda _: b"mine")
+        write_small(storage, KEY, lambda _: b"mine", limit_bytes=LIMIT)
     with pytest.raises(AlreadyExistsError):
-        create_small(storage, KEY, b"mine")
+        create_small(storage, KEY, b"mine", limit_bytes=LIMIT)
 
 
 def test_a_foreign_configuration_is_read_no_further_than_one_can_be(tmp_path: Path) -> None:
