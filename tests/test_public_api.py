@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +32,46 @@ def run(code: str) -> str:
 
 
 def test_import_brings_nothing_heavy() -> None:
-    """Importing the package imports no library that only some people need."""
-    found = run(f"import sys, icechunk_arrow; print([n for n in {HEAVY!r} if n in sys.modules])")
+    """Importing the package imports no library at all; a session none that only some people need."""
+    code = f"""
+import sys, icechunk_arrow
+print([n for n in ("numpy", "pyarrow", "zarr", "importlib.metadata") if n in sys.modules])
+from icechunk_arrow import *
+print([n for n in {HEAVY!r} if n in sys.modules])
+"""
 
-    assert found.strip() == "[]"
+    assert run(code).splitlines() == ["[]", "[]"]
+
+
+def test_names_come_when_they_are_asked_for() -> None:
+    """Every name is listed before it is imported, is the one of its module, and no other name is made up."""
+    code = """
+import icechunk_arrow
+print(set(icechunk_arrow.__all__) <= set(dir(icechunk_arrow)), "Repository" in vars(icechunk_arrow))
+from icechunk_arrow import Repository
+import icechunk_arrow.repository
+print(Repository is icechunk_arrow.repository.Repository, "Repository" in vars(icechunk_arrow))
+print(icechunk_arrow.zarr.IcechunkStore is icechunk_arrow.IcechunkStore)
+"""
+
+    assert run(code).splitlines() == ["True False", "True True", "True"]
+    with pytest.raises(AttributeError, match="has no attribute 'Repositroy'"):
+        _ = icechunk_arrow.Repositroy  # type: ignore[attr-defined]
+
+
+def test_homes_of_names_are_those_that_type_checkers_see() -> None:
+    """The table of homes, the imports for type checkers and ``__all__`` name the same things."""
+    tree = ast.parse(Path(icechunk_arrow.__file__).read_text())
+    seen = {
+        alias.name: each.module
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("icechunk_arrow")
+        for alias in each.names
+    }
+    lazily = {name: f"icechunk_arrow.{home}" for name, home in icechunk_arrow._HOME_OF.items()}
+
+    assert {n: home for n, home in seen.items() if home != "icechunk_arrow.errors"} == lazily
+    assert {*seen, "__version__"} == set(icechunk_arrow.__all__)
 
 
 def test_the_whole_way_needs_no_pandas(tmp_path: object) -> None:

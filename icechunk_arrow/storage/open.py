@@ -9,8 +9,6 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any
 
-from fsspec.registry import get_filesystem_class
-
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.storage.local import LocalStorage
 from icechunk_arrow.storage.memory import MemoryStorage
@@ -110,6 +108,8 @@ def _open_remote(
     settings: StorageSettings,
     more: dict[str, Any],
 ) -> Storage:
+    from fsspec.registry import get_filesystem_class  # noqa: PLC0415  (not for local places)
+
     url, login = without_password(url)
     try:
         get_filesystem_class(protocol)
