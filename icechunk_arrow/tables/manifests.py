@@ -88,7 +88,7 @@ def entries_of(snapshot: Snapshot) -> Entries:
 
 def _known(numbers: npt.NDArray[np.uint64]) -> pa.Array:
     fits = numbers <= np.iinfo(np.int64).max
-    return pa.array(numbers.astype(np.int64), mask=~fits)
+    return from_numpy(numbers.astype(np.int64), pa.int64(), fits)
 
 
 def manifest_table(snapshot: Snapshot, settings: ManifestSettings) -> pa.Table:
