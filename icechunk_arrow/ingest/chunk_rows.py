@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.core.columns import any_array, to_numpy
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.progress import Amount
 from icechunk_arrow.ingest.source_facts import facts_added
@@ -79,7 +79,7 @@ class CopyChunks:
                 {
                     "path": some.column("path"),
                     "index": some.column("index"),
-                    "data": pa.array(data, pa.large_binary()),
+                    "data": any_array(data, pa.large_binary()),
                 }
             )
             start = stop

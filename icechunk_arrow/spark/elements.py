@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.cf_time import to_microseconds
-from icechunk_arrow.core.columns import bitmap, offsets_of
+from icechunk_arrow.core.columns import any_array, bitmap, offsets_of
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -150,4 +150,4 @@ def _items(values: npt.NDArray[Any]) -> list[Any]:
 
 
 def _texts(values: npt.NDArray[Any], arrow_type: pa.DataType, valid: Mask | None) -> pa.Array:
-    return pa.array(_items(values), arrow_type, mask=None if valid is None else ~valid)
+    return any_array(_items(values), arrow_type, valid)

@@ -120,7 +120,7 @@ def _tasks(cuts: dict[str, _Cut]) -> tuple[pa.Table, int]:
         first.append(used - 1)
         scale.append(0.0)
     lists = pa.list_(pa.int64())
-    table = pa.table(
+    table = pa.Table.from_pydict(
         {
             "_icechunk_path": from_values(list(cuts), pa.string()),
             "_icechunk_steps": from_values([list(c.steps) for c in cuts.values()], lists),

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.axis_lookup import canonical, kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
+from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.axes import node_path
@@ -381,7 +382,7 @@ class _RowsWrite:
 
         def distinct() -> pa.Array:
             found = rows.select(identifier(column)).distinct().toArrow().column(0)
-            return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+            return one_array(found)
 
         known = AxisRows(type=types[column], bounds=bounds[column], distinct=distinct)
         return resolve_axis(request, known, stored, has_arrays=present is not None)
