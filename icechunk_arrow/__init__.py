@@ -1,26 +1,14 @@
-"""Transactional, versioned storage for Zarr v3 arrays whose metadata is plain Parquet."""
+"""Transactional, versioned storage for Zarr v3 arrays whose metadata is plain Parquet.
 
-from importlib.metadata import PackageNotFoundError, version
+Each name is imported when it is first asked for: the command line, and a process that only sends sessions on, wait
+for nothing that they do not use.
+"""
 
-from icechunk_arrow.core.conflict import (
-    BasicConflictSolver,
-    Conflict,
-    ConflictDetector,
-    ConflictSolver,
-    ConflictType,
-    VersionSelection,
-)
-from icechunk_arrow.core.manifest_settings import (
-    ManifestPreload,
-    ManifestRule,
-    ManifestSet,
-    ManifestSettings,
-)
-from icechunk_arrow.core.snapshot import SnapshotInfo
-from icechunk_arrow.engine.compaction import ChunkCompaction
-from icechunk_arrow.engine.config import RepositoryConfig
-from icechunk_arrow.engine.diff import Diff
-from icechunk_arrow.engine.rewriting import ManifestRewrite
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -43,15 +31,33 @@ from icechunk_arrow.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from icechunk_arrow.repository import Repository
-from icechunk_arrow.session import ForkSession, Session
-from icechunk_arrow.storage.settings import StorageSettings
-from icechunk_arrow.zarr import IcechunkStore, VirtualChunkSpec
 
-try:
-    __version__ = version("icechunk-arrow")
-except PackageNotFoundError:  # a plain checkout
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    from icechunk_arrow.core.conflict import (
+        BasicConflictSolver,
+        Conflict,
+        ConflictDetector,
+        ConflictSolver,
+        ConflictType,
+        VersionSelection,
+    )
+    from icechunk_arrow.core.manifest_settings import (
+        ManifestPreload,
+        ManifestRule,
+        ManifestSet,
+        ManifestSettings,
+    )
+    from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.engine.compaction import ChunkCompaction
+    from icechunk_arrow.engine.config import RepositoryConfig
+    from icechunk_arrow.engine.diff import Diff
+    from icechunk_arrow.engine.rewriting import ManifestRewrite
+    from icechunk_arrow.repository import Repository
+    from icechunk_arrow.session import ForkSession, Session
+    from icechunk_arrow.storage.settings import StorageSettings
+    from icechunk_arrow.zarr import IcechunkStore, VirtualChunkSpec
+
+    __version__: str
 
 __all__ = [
     "AlreadyExistsError",
@@ -97,3 +103,60 @@ __all__ = [
     "VirtualChunkSpec",
     "__version__",
 ]
+
+_HOMES = {
+    "core.conflict": (
+        "BasicConflictSolver",
+        "Conflict",
+        "ConflictDetector",
+        "ConflictSolver",
+        "ConflictType",
+        "VersionSelection",
+    ),
+    "core.manifest_settings": (
+        "ManifestPreload",
+        "ManifestRule",
+        "ManifestSet",
+        "ManifestSettings",
+    ),
+    "core.snapshot": ("SnapshotInfo",),
+    "engine.compaction": ("ChunkCompaction",),
+    "engine.config": ("RepositoryConfig",),
+    "engine.diff": ("Diff",),
+    "engine.rewriting": ("ManifestRewrite",),
+    "repository": ("Repository",),
+    "session": ("ForkSession", "Session"),
+    "storage.settings": ("StorageSettings",),
+    "zarr": ("IcechunkStore", "VirtualChunkSpec"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {"repository", "session", "zarr"}
+"""Modules that may be asked for as attributes, too."""
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  (10 ms)
+
+    try:
+        return version("icechunk-arrow")
+    except PackageNotFoundError:  # a plain checkout
+        return "0+unknown"
+
+
+if not TYPE_CHECKING:  # a type checker would believe that there is every name
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for, and keep it."""
+        if name == "__version__":
+            found = _version()
+        elif name in _HOME_OF:
+            found = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        elif name in _MODULES:
+            found = import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

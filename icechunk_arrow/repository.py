@@ -1,4 +1,7 @@
-"""The repository that people hold: thin, it holds the open parts and delegates."""
+"""The repository that people hold: thin, it holds the open parts and delegates.
+
+What opens, reads and commits is imported with it; housekeeping, tables and publishing when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,13 @@ from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine import opening
 from icechunk_arrow.engine.commit import check_message
-from icechunk_arrow.engine.compaction import compact_chunks
-from icechunk_arrow.engine.exporting import export_state
 from icechunk_arrow.engine.history import full_ancestors
 from icechunk_arrow.engine.opening import CACHE_BYTES, Choices
-from icechunk_arrow.engine.rewriting import rewrite_manifests
 from icechunk_arrow.engine.timetravel import resolve, tip_to_read, tip_to_write
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.session import Session
 from icechunk_arrow.storage.settings import StorageSettings
-from icechunk_arrow.tables.inspecting import inspect_snapshot
-from icechunk_arrow.tables.inspections import inspection_table
-from icechunk_arrow.tables.reading import read_table, read_together
-from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     import os
@@ -324,6 +320,8 @@ class Repository:
         Manifests that are as they should be stay. With ``dry_run`` nothing is written, and the answer says
         what would be. A commit that others make meanwhile is no hindrance.
         """
+        from icechunk_arrow.engine.rewriting import rewrite_manifests  # noqa: PLC0415
+
         self._context.storage.require_writable()
         check_message(message, metadata)
         return rewrite_manifests(
@@ -351,6 +349,8 @@ class Repository:
         RebaseFailedError
             Somebody changed the metadata of an array meanwhile; try again.
         """
+        from icechunk_arrow.engine.compaction import compact_chunks  # noqa: PLC0415
+
         session = self.writable_session(branch)
         return compact_chunks(
             self._context,
@@ -379,6 +379,9 @@ class Repository:
         ``config``; and ``changes`` since another snapshot, branch or tag, or the parent if none is named. Those
         over chunks need DuckDB.
         """
+        from icechunk_arrow.tables.reading import read_table  # noqa: PLC0415
+        from icechunk_arrow.tables.selection import Selection  # noqa: PLC0415
+
         which = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
         return read_table(self._context, name, which.resolve(self._context), since)
 
@@ -392,6 +395,9 @@ class Repository:
         as_of: datetime | None = None,
     ) -> pa.Table:
         """Give a table about several repositories, with a first column ``repository`` that says which."""
+        from icechunk_arrow.tables.reading import read_together  # noqa: PLC0415
+        from icechunk_arrow.tables.selection import Selection  # noqa: PLC0415
+
         which = Selection(branch=branch, tag=tag, as_of=as_of)
         contexts = {label: each._context for label, each in repositories.items()}  # noqa: SLF001
         return read_together(contexts, name, which)
@@ -399,6 +405,8 @@ class Repository:
     @staticmethod
     def inspections() -> pa.Table:
         """List the queries of :meth:`inspect`: name, purpose, parameters, columns and engines."""
+        from icechunk_arrow.tables.inspections import inspection_table  # noqa: PLC0415
+
         return inspection_table()
 
     def inspect(
@@ -423,6 +431,9 @@ class Repository:
         NodeNotFoundError
             The path that was given is no array's.
         """
+        from icechunk_arrow.tables.inspecting import inspect_snapshot  # noqa: PLC0415
+        from icechunk_arrow.tables.selection import Selection  # noqa: PLC0415
+
         which = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
         return inspect_snapshot(self._context, inspection, which.resolve(self._context), parameters)
 
@@ -430,4 +441,6 @@ class Repository:
 
     def export_state(self) -> None:
         """Publish ``state.json``: all snapshots, branches and tags in one file, for other readers."""
+        from icechunk_arrow.engine.exporting import export_state  # noqa: PLC0415
+
         export_state(self._context)

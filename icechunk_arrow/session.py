@@ -21,8 +21,6 @@ from icechunk_arrow.engine.forks import (
 )
 from icechunk_arrow.engine.session import BaseSession
 from icechunk_arrow.errors import InvalidInputError, ReadOnlyError
-from icechunk_arrow.tables.reading import read_table
-from icechunk_arrow.zarr import IcechunkStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.engine.view import ArrayView
-
+    from icechunk_arrow.zarr import IcechunkStore
 
 __all__ = ["ForkSession", "Session"]
 
@@ -47,6 +45,8 @@ class Session(BaseSession):
     @lazy
     def store(self) -> IcechunkStore:
         """The Zarr store: what ``zarr.open_group`` and ``xarray.open_zarr`` take."""
+        from icechunk_arrow.zarr import IcechunkStore  # noqa: PLC0415  (tables do not need zarr)
+
         return IcechunkStore(self, read_only=self.read_only)
 
     def table(self, name: str, *, since: str | None = None) -> pa.Table:
@@ -54,6 +54,8 @@ class Session(BaseSession):
 
         Changes that are not committed are in none.
         """
+        from icechunk_arrow.tables.reading import read_table  # noqa: PLC0415
+
         return read_table(self._context, name, self.snapshot_id, since)
 
     def array_paths(self) -> list[str]:

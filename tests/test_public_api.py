@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,31 +32,104 @@ def run(code: str) -> str:
 
 
 def test_import_brings_nothing_heavy() -> None:
-    """Importing the package imports no library that only some people need."""
-    found = run(f"import sys, icechunk_arrow; print([n for n in {HEAVY!r} if n in sys.modules])")
-
-    assert found.strip() == "[]"
-
-
-def test_the_whole_way_needs_no_pandas(tmp_path: object) -> None:
-    """Creating, writing, committing, opening and reading never import pandas."""
+    """Importing the package imports no library at all; a session none that only some people need."""
     code = f"""
-import sys, numpy, zarr, icechunk_arrow
-repo = icechunk_arrow.Repository.create({str(tmp_path)!r} + "/r")
+import sys, icechunk_arrow
+print([n for n in ("numpy", "pyarrow", "zarr", "importlib.metadata") if n in sys.modules])
+from icechunk_arrow import *
+print([n for n in {HEAVY!r} if n in sys.modules])
+"""
+
+    assert run(code).splitlines() == ["[]", "[]"]
+
+
+def test_names_come_when_they_are_asked_for() -> None:
+    """Every name is listed before it is imported, is the one of its module, and no other name is made up."""
+    code = """
+import icechunk_arrow
+print(set(icechunk_arrow.__all__) <= set(dir(icechunk_arrow)), "Repository" in vars(icechunk_arrow))
+from icechunk_arrow import Repository
+import icechunk_arrow.repository
+print(Repository is icechunk_arrow.repository.Repository, "Repository" in vars(icechunk_arrow))
+print(icechunk_arrow.zarr.IcechunkStore is icechunk_arrow.IcechunkStore)
+"""
+
+    assert run(code).splitlines() == ["True False", "True True", "True"]
+    with pytest.raises(AttributeError, match="has no attribute 'Repositroy'"):
+        _ = icechunk_arrow.Repositroy  # type: ignore[attr-defined]
+
+
+def test_homes_of_names_are_those_that_type_checkers_see() -> None:
+    """The table of homes, the imports for type checkers and ``__all__`` name the same things."""
+    tree = ast.parse(Path(icechunk_arrow.__file__).read_text())
+    seen = {
+        alias.name: each.module
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("icechunk_arrow")
+        for alias in each.names
+    }
+    lazily = {name: f"icechunk_arrow.{home}" for name, home in icechunk_arrow._HOME_OF.items()}
+
+    assert {n: home for n, home in seen.items() if home != "icechunk_arrow.errors"} == lazily
+    assert {*seen, "__version__"} == set(icechunk_arrow.__all__)
+
+
+WHOLE_WAY = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise RuntimeError("pandas is imported")  # pyarrow would take an ImportError for an answer
+
+sys.meta_path.insert(0, Refuse())
+import duckdb, numpy, zarr
+import icechunk_arrow, icechunk_arrow.duckdb
+from icechunk_arrow.cli.app import app
+from icechunk_arrow.core.columns import from_values
+import pyarrow as pa
+
+place = {place!r}
+repo = icechunk_arrow.Repository.create(place)
 session = repo.writable_session("main")
 array = zarr.create_array(session.store, name="a", shape=(100, 100), chunks=(10, 10), dtype="f4")
 array[:] = numpy.arange(10000).reshape(100, 100)
 session.commit("one")
 session = repo.writable_session("main")
 zarr.open_array(session.store, path="a")[0:10, 0:10] = 1
+session.set_references("/a", pa.Table.from_pydict({{
+    "index": from_values([[9, 9], [9, 8]], pa.list_(pa.int64())),
+    "location": from_values(["file:///nowhere/b.nc"] * 2, pa.string()),
+    "offset": from_values([0, 10], pa.int64()),
+    "length": from_values([10, 10], pa.int64()),
+}}))
 session.commit("two")
-repo = icechunk_arrow.Repository.open({str(tmp_path)!r} + "/r")
+repo = icechunk_arrow.Repository.open(place)
 assert zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[0, 0] == 1
 assert len(list(repo.ancestry(branch="main"))) == 3
+for name in ("nodes", "manifests", "snapshots", "refs", "operations", "config", "chunks", "files"):
+    assert repo.tables(name).num_rows, name
+for name in ("gaps", "growth", "largest_chunks"):
+    repo.inspect(name)
+repo.rewrite_manifests("main", "tidy", dry_run=True)
+repo.compact_chunks("main", "gather")
+with duckdb.connect() as con:
+    icechunk_arrow.duckdb.attach(con, repo, "weather")
+    assert con.execute("select count(*) from weather.chunks").fetchall() == [(100,)]
+    con.sql("from weather.arrays").to_arrow_reader().read_all()
+for line in ("log", "ls", "branches", "show"):
+    words = [line, place + "/config.yaml" if line == "show" else place]
+    if line == "show":
+        repo.save_config()
+    for form in ("table", "json"):
+        app([*words, "--format", form], standalone_mode=False)
 print("pandas" in sys.modules)
 """
 
-    assert run(code).strip() == "False"
+
+def test_the_whole_way_needs_no_pandas(tmp_path: Path) -> None:
+    """Creating, writing, committing, opening, reading, SQL, tables and commands never try to import pandas."""
+    assert run(WHOLE_WAY.format(place=f"{tmp_path}/r")).splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize("name", errors.__all__)

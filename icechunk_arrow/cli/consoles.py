@@ -1,4 +1,4 @@
-"""Where things are said: data on standard output, messages and progress on standard error.
+"""Where things are said: messages and progress on standard error; and how a text steers no terminal.
 
 What comes from a repository may hold anything; it is made visible here, so that it never steers a terminal.
 Into files and pipes data goes as it is.
@@ -9,17 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["console_on", "harmless", "harmless_json", "say", "working"]
+__all__ = ["harmless", "harmless_json", "say", "working"]
 
-_WIDE = 1_000_000
 _STEERING = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -44,16 +40,10 @@ def harmless_json(text: str) -> str:
     )
 
 
-def console_on(file: IO[str]) -> Console:
-    """Make a console; what is no terminal gets lines that are never broken, and no colour."""
-    if file.isatty():
-        return Console(file=file, highlight=False)
-    return Console(file=file, width=_WIDE, color_system=None, force_terminal=False, highlight=False)
-
-
 def say(message: str) -> None:
     """Write a message to standard error."""
-    console_on(sys.stderr).print(Text(harmless(message, lines=True)), soft_wrap=True)
+    sys.stderr.write(harmless(message, lines=True) + "\n")
+    sys.stderr.flush()
 
 
 @contextmanager
@@ -62,6 +52,9 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield _nothing
         return
+    from rich.console import Console  # noqa: PLC0415  (a pipe does not wait for it)
+    from rich.text import Text  # noqa: PLC0415
+
     with Console(stderr=True).status(Text(harmless(what))) as status:
         yield lambda how_far: status.update(Text(harmless(f"{what}: {how_far}")))
 

@@ -3,79 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 from pyarrow import csv
 
 from icechunk_arrow.cli.consoles import working
 from icechunk_arrow.cli.failures import query_failures
-from icechunk_arrow.cli.options import (
-    AsOf,
-    Branch,
-    Format,
-    FormatOption,
-    Output,
-    SnapshotId,
-    StorageOptions,
-    Tag,
-    open_repository,
-    pairs,
-    selected,
-)
+from icechunk_arrow.cli.options import Format
 from icechunk_arrow.cli.output import emit, text_table
 from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.repository import Repository
 from icechunk_arrow.tables.inspections import OBSERVED, find_inspection, inspection_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from icechunk_arrow.repository import Repository
-
-__all__ = ["Parameters", "emit_inspection", "emit_inspections", "inspect"]
-
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param",
-        "-p",
-        metavar="KEY=VALUE",
-        help="A parameter of the inspection, as path=/t2m. May be repeated. Where it is a table of files, name a "
-        ".parquet, .csv or .arrow file.",
-    ),
-]
+__all__ = ["emit_inspection", "emit_inspections", "inspect"]
 
 
 def inspect(
-    url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="The repository: a path or URL.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="An inspection; without it, all are listed."),
-    ] = None,
-    parameters: Parameters = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
-    as_of: AsOf = None,
-    form: FormatOption = Format.TABLE,
-    output: Output = None,
-    storage_option: StorageOptions = None,
+    url: str | None,
+    *,
+    name: str | None,
+    parameters: Mapping[str, str],
+    which: Mapping[str, Any],
+    form: Format,
+    output: Path | None,
+    storage_options: Mapping[str, Any] | None,
 ) -> None:
-    """Ask a question that is answered already: gaps, sizes, growth, who refers to a bucket, and others.
-
-    `icechunk-arrow inspect` lists them with their parameters; other formats than table say all of each.
-    """
-    repository = None if url is None else open_repository(url, storage_option)
+    """Ask a question that is answered already, or list these."""
+    repository = None if url is None else Repository.open(url, storage_options)
     if repository is None or name is None:
         if parameters:
-            raise typer.BadParameter("name an inspection, too", param_hint="--param")
+            raise click.BadParameter("name an inspection, too", param_hint="--param")
         emit_inspections(form, output)
     else:
-        which = selected(branch, tag, snapshot, as_of)
         emit_inspection(repository, name, parameters, which, form, output)
 
 
@@ -98,17 +63,14 @@ def emit_inspections(form: Format, output: Path | None = None) -> None:
 def emit_inspection(
     repository: Repository,
     name: str,
-    parameters: list[str] | None,
-    which: dict[str, Any],
+    parameters: Mapping[str, str],
+    which: Mapping[str, Any],
     form: Format,
     output: Path | None,
 ) -> None:
     """Run an inspection of a snapshot, and write its rows."""
     kinds = {each.name: each.kind for each in find_inspection(name).parameters}
-    given = {
-        key: _READ.get(kinds.get(key, ""), str)(text)
-        for key, text in pairs(parameters, "--param").items()
-    }
+    given = {key: _READ.get(kinds.get(key, ""), str)(text) for key, text in parameters.items()}
     with query_failures(f"the inspection {name}"):
         with working(f"inspecting {repository.url}: {name}"):
             found = repository.inspect(name, **which, **given)

@@ -15,24 +15,22 @@ from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from icechunk_arrow.cli.consoles import console_on, harmless, harmless_json, say, working
+from icechunk_arrow.cli.consoles import harmless, harmless_json, say, working
 from icechunk_arrow.cli.options import Format
-from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.columns import from_values, to_values
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 __all__ = [
     "Rows",
@@ -40,13 +38,16 @@ __all__ = [
     "emit",
     "emit_text",
     "opened",
+    "pick",
     "plain",
     "print_on",
     "rich_table",
+    "rows_of",
     "text_table",
 ]
 
 _MOST_ROWS = 1000
+_WIDE = 1_000_000
 _BINARY = {Format.PARQUET, Format.ARROW}
 
 
@@ -111,6 +112,11 @@ def text_table(rows: list[dict[str, str]]) -> pa.Table:
     return pa.Table.from_arrays(columns, names)
 
 
+def pick(table: pa.Table, rows: list[tuple[str, int]]) -> pa.Table:
+    """Take some rows of a table, sorted by the texts that stand before their numbers."""
+    return table.take(from_values([row for _, row in sorted(rows)], pa.int64()))
+
+
 def emit_text(text: str, output: Path | None = None) -> None:
     """Write a text to standard output or into a file."""
     with opened(output) as sink:
@@ -141,8 +147,9 @@ def opened(output: Path | None) -> Iterator[BinaryIO]:
         raise
 
 
-def _columns(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def rows_of(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Give rows as Python has them."""
+    return zip(*map(to_values, batch.columns), strict=True)
 
 
 def _batches(reader: Rows) -> Iterator[pa.RecordBatch]:
@@ -165,7 +172,7 @@ def _batches(reader: Rows) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(reader: Rows) -> Iterator[tuple[Any, ...]]:
-    return (row for batch in _batches(reader) for row in _columns(batch))
+    return (row for batch in _batches(reader) for row in rows_of(batch))
 
 
 def _write_json(reader: Rows, sink: BinaryIO) -> None:
@@ -221,6 +228,10 @@ def _write_table(reader: Rows, sink: BinaryIO) -> None:
 
 def rich_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> Table:
     """Lay rows out for people; numbers stand at the right."""
+    from rich import box  # noqa: PLC0415  (programs' formats do not wait for it)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for field in schema:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
@@ -235,10 +246,19 @@ def print_on(sink: BinaryIO, what: RenderableType) -> None:
     """Write something for people; on a terminal with its width and colours."""
     text = io.TextIOWrapper(sink, encoding="utf-8", errors="replace", write_through=True)
     try:
-        console_on(text).print(what)
+        _console_on(text).print(what)
         text.flush()
     finally:
         text.detach()
+
+
+def _console_on(file: IO[str]) -> Console:
+    """Make a console; what is no terminal gets lines that are never broken, and no colour."""
+    from rich.console import Console  # noqa: PLC0415  (as above)
+
+    if file.isatty():
+        return Console(file=file, highlight=False)
+    return Console(file=file, width=_WIDE, color_system=None, force_terminal=False, highlight=False)
 
 
 _WRITERS = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Protocol
 
-from typer import BadParameter
+from click import BadParameter
 
 from icechunk_arrow.cli.consoles import say
 from icechunk_arrow.cli.inspecting import emit_inspections
+from icechunk_arrow.cli.options import pairs
 from icechunk_arrow.errors import IcechunkArrowError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_arrow.cli.options import Format
 
 __all__ = ["Answers", "converse"]
@@ -35,7 +38,7 @@ class Answers(Protocol):
     def answer(self, text: str, form: Format) -> None:
         """Run statements, and write the rows of the last one."""
 
-    def inspect(self, name: str, parameters: list[str], form: Format) -> None:
+    def inspect(self, name: str, parameters: Mapping[str, str], form: Format) -> None:
         """Run an inspection, and write its rows."""
 
     def refresh(self) -> None:
@@ -95,7 +98,7 @@ def _obey(desk: Answers, command: str, form: Format) -> None:
         case [".inspect"]:
             emit_inspections(form)
         case [".inspect", name, *parameters]:
-            desk.inspect(name, parameters, form)
+            desk.inspect(name, pairs(parameters, "--param"), form)
         case [".refresh"]:
             desk.refresh()
             say(f"the tables show the snapshot {desk.snapshot}")

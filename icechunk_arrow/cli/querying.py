@@ -6,40 +6,28 @@ import re
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from icechunk_arrow.cli.consoles import working
 from icechunk_arrow.cli.failures import query_failures
-from icechunk_arrow.cli.inspecting import Parameters, emit_inspection
+from icechunk_arrow.cli.inspecting import emit_inspection
 from icechunk_arrow.cli.interrupting import InterruptibleRows, interruptible
-from icechunk_arrow.cli.options import (
-    AsOf,
-    Branch,
-    Format,
-    FormatOption,
-    Output,
-    SnapshotId,
-    StorageOptions,
-    Tag,
-    Url,
-    open_repository,
-    selected,
-)
 from icechunk_arrow.cli.output import emit, emit_text
 from icechunk_arrow.cli.prompt import converse
 from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.repository import Repository
 from icechunk_arrow.tables.inspections import list_inspections
 from icechunk_arrow.tables.schemas import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
-    from icechunk_arrow.repository import Repository
+    from icechunk_arrow.cli.options import Format
 
 __all__ = ["sql", "sql_script"]
 
@@ -53,44 +41,29 @@ _ONE_WORD = re.compile(r"\s*(\w+)\s*;?\s*")
 
 
 def sql(
-    url: Url,
-    query: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUERY",
-            help="SQL for DuckDB, or the name of an inspection; - reads standard input.",
-        ),
-    ] = None,
-    parameters: Parameters = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
-    as_of: AsOf = None,
-    form: FormatOption = Format.TABLE,
-    output: Output = None,
-    storage_option: StorageOptions = None,
+    url: str,
+    *,
+    query: str | None,
+    parameters: Mapping[str, str],
+    which: Mapping[str, Any],
+    form: Format,
+    output: Path | None,
+    storage_options: Mapping[str, Any] | None,
 ) -> None:
-    """Ask the repository's tables a question, or open a prompt.
-
-    The tables of one snapshot (`icechunk-arrow schema` lists them) and the macros are there by their names.
-    Nothing is ever written to the repository. Without QUERY there is a prompt on a terminal; otherwise standard
-    input is read. Of several statements the last one's rows are given. A single word is the name of an inspection
-    (`icechunk-arrow inspect` lists them).
-    """
+    """Ask the repository's tables a question, or open a prompt."""
     interactive = query is None and sys.stdin.isatty()
     if interactive and (output is not None or not sys.stdout.isatty()):
-        raise typer.BadParameter("a prompt needs a terminal for its answers; give a QUERY")
+        raise click.BadParameter("a prompt needs a terminal for its answers; give a QUERY")
     named = None if query is None else _ONE_WORD.fullmatch(query)
     if parameters and not named:
-        raise typer.BadParameter("only an inspection has parameters", param_hint="--param")
-    which = selected(branch, tag, snapshot, as_of)
+        raise click.BadParameter("only an inspection has parameters", param_hint="--param")
     if named:
         _check_name(named[1])
-        repository = open_repository(url, storage_option)
+        repository = Repository.open(url, storage_options)
         emit_inspection(repository, named[1], parameters, which, form, output)
         return
     text = sys.stdin.read() if query == "-" or (query is None and not interactive) else query
-    with _attached(url, storage_option, which) as desk:
+    with _attached(url, storage_options, which) as desk:
         if text is not None:
             desk.answer(text, form, output)
         else:
@@ -126,7 +99,7 @@ class Desk:
         found = self.con.sql(text)
         return None if found is None else found.to_arrow_reader(_BATCH_ROWS)
 
-    def inspect(self, name: str, parameters: list[str], form: Format) -> None:
+    def inspect(self, name: str, parameters: Mapping[str, str], form: Format) -> None:
         """Run an inspection of the snapshot, and write its rows."""
         which = {"snapshot_id": self.snapshot}
         emit_inspection(self.repository, name, parameters, which, form, None)
@@ -144,7 +117,9 @@ class Desk:
 
 
 @contextmanager
-def _attached(url: str, storage_option: list[str] | None, which: dict[str, Any]) -> Iterator[Desk]:
+def _attached(
+    url: str, storage_options: Mapping[str, Any] | None, which: Mapping[str, Any]
+) -> Iterator[Desk]:
     with query_failures(f"attaching {url}"):
         import duckdb  # noqa: PLC0415  (an extra)
 
@@ -152,7 +127,7 @@ def _attached(url: str, storage_option: list[str] | None, which: dict[str, Any])
 
         con = duckdb.connect()
         with working(f"attaching {url}"):
-            repository = open_repository(url, storage_option)
+            repository = Repository.open(url, storage_options)
             [snapshot] = attach(con, repository, _SCHEMA, **which).snapshots.values()
         con.execute(f"USE {_SCHEMA}")
     with con:
@@ -160,23 +135,18 @@ def _attached(url: str, storage_option: list[str] | None, which: dict[str, Any])
 
 
 def sql_script(
-    url: Url,
-    name: Annotated[str, typer.Option(help="The schema that the script makes.")] = _SCHEMA,
-    since: Annotated[
-        str | None, typer.Option(help="What its macro `changes` compares with; or the parent.")
-    ] = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
-    as_of: AsOf = None,
-    output: Output = None,
-    storage_option: StorageOptions = None,
+    url: str,
+    *,
+    name: str,
+    since: str | None,
+    which: Mapping[str, Any],
+    output: Path | None,
+    storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Write a script that makes the same tables in the duckdb command line, without this program."""
     from icechunk_arrow.duckdb import scripting  # noqa: PLC0415  (slow, and one command's)
 
-    which = selected(branch, tag, snapshot, as_of)
     with working(f"writing a script for {url}"):
-        repository = open_repository(url, storage_option)
+        repository = Repository.open(url, storage_options)
         text = scripting.sql_script(repository, name, since=since, **which)
     emit_text(text, output)

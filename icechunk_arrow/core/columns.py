@@ -1,11 +1,14 @@
 """Arrow columns from and to numpy and Python lists, without a detour through pandas.
 
-``pyarrow.array`` and ``Array.to_numpy`` import pandas on first use, which takes longer than opening a
-repository. These functions build the same arrays from buffers. They know the types of our schemas only.
+Much of pyarrow imports pandas on first use, which takes longer than opening a repository: ``array``, ``scalar``,
+and with it compute functions that are given a Python value; ``table`` of Python values; times with a zone as
+Python values. These functions make the same from buffers. They know the types of our schemas only, but for
+:func:`any_array`. A rule of the linter keeps what imports pandas out of all other modules.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "any_array",
     "binary_from_numpy",
     "bitmap",
     "bytes_at",
@@ -37,7 +41,9 @@ __all__ = [
     "offsets_of",
     "one_array",
     "run_edges",
+    "scalar",
     "to_numpy",
+    "to_values",
     "validity",
     "widened",
 ]
@@ -52,8 +58,9 @@ _NUMPY = {
     pa.float64(): np.float64,
     pa.timestamp("us", "UTC"): np.int64,
 }
-
-
+_TIME = pa.timestamp("us", "UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _MAX_OFFSET = 2**31 - 1
 
 
@@ -155,7 +162,10 @@ def bytes_at(array: pa.Array, row: int) -> bytes:
 
 
 def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
-    """Build an array of any type of our schemas from Python values; None is null."""
+    """Build an array of any type of our schemas from Python values; None is null.
+
+    Times are ``datetime`` objects or their microseconds.
+    """
     count = len(values)
     if not count:
         return empty(arrow_type)
@@ -200,8 +210,38 @@ def from_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         return pa.Array.from_buffers(arrow_type, count, [bitmap(valid)], children=children)
     if valid is not None:
         values = [0 if value is None else value for value in values]
+    if arrow_type == _TIME:
+        values = [_micros(value) if isinstance(value, datetime) else value for value in values]
     dtype = np.bool_ if arrow_type == pa.bool_() else _NUMPY[arrow_type]
     return from_numpy(np.array(values, dtype), arrow_type, valid)
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def scalar(value: Any, arrow_type: pa.DataType) -> pa.Scalar:
+    """Wrap one value, for a compute function."""
+    return from_values([value], arrow_type)[0]
+
+
+def any_array(
+    values: Any, arrow_type: pa.DataType | None = None, valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Build an array of any type, or of the type that the values seem to have, as pyarrow does.
+
+    It imports pandas: for what people hand over, and for what runs beside Spark, which has imported it already.
+    """
+    return pa.array(values, arrow_type, mask=None if valid is None else ~valid)
+
+
+def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Give values as Python has them."""
+    if column.type != _TIME:
+        values: list[Any] = column.to_pylist()
+        return values
+    moments = zip(to_numpy(column).tolist(), validity(column).tolist(), strict=True)
+    return [_EPOCH + timedelta(microseconds=micros) if there else None for micros, there in moments]
 
 
 def _joined(values: Sequence[Any]) -> tuple[Iterable[int], bytes]:

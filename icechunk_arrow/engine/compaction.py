@@ -17,7 +17,14 @@ from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.checksums import BLOCK_BYTES, SUM_BYTES
 from icechunk_arrow.core.chunks import HAS_NATIVE, STATISTICS, columns_of, known_statistics
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    scalar,
+    to_numpy,
+)
 from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
 from icechunk_arrow.engine.context import new_id
@@ -142,7 +149,7 @@ def _native_rows(context: Context, node: Node) -> Iterator[pa.Table]:
         rows = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
         files = rows["chunk_file"]
         virtual = pc.match_substring_regex(files, "[:/]")
-        yield rows.filter(pc.invert(pc.fill_null(virtual, fill_value=True)))
+        yield rows.filter(pc.invert(pc.fill_null(virtual, fill_value=scalar(True, pa.bool_()))))
 
 
 def _small_files(context: Context, arrays: list[Node], below: int) -> pa.Array:
@@ -174,7 +181,7 @@ def _rows_in(context: Context, node: Node, files: pa.Array) -> Iterator[pa.Table
 
 def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy:
     """Put each byte range once into a new file: file after file, in the order of their first use."""
-    empty = pa.table({"chunk_file": files.slice(0, 0)})
+    empty = pa.Table.from_pydict({"chunk_file": files.slice(0, 0)})
     if not parts:
         ranges = pa.Table.from_arrays(
             [empty["chunk_file"], *(from_values([], pa.uint64()) for _ in range(3))],
@@ -255,7 +262,7 @@ def _point(
 ) -> None:
     """Stage references to the new files."""
     targets = from_values(names, pa.string()).take(indices(copy.targets))
-    moved = pa.table(
+    moved = pa.Table.from_pydict(
         {
             **{name: copy.ranges[name] for name in _RANGE},
             "new_file": targets,

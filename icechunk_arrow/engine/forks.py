@@ -272,7 +272,7 @@ def _merged(
         for name in names:
             table = rows_of_array(context.files.read_manifest(name), node_id)
             # by names alone: a run that comes back from a file does not say that columns are never null
-            rows = pa.table(columns_of(table, columns))
+            rows = pa.Table.from_pydict(columns_of(table, columns))
             for batch in rows.to_batches(chosen.slice_rows):
                 index = coords.decode(batch.column("coord"), ndim)
                 numbers = np.zeros(batch.num_rows, np.int64)

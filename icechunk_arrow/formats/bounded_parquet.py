@@ -251,4 +251,4 @@ def _read_with_parts(
     if whole:
         table = parquet.read_row_groups(list(groups), columns=whole, use_threads=False)
         found |= dict(zip(table.column_names, table.columns, strict=True))
-    return pa.table({name: found[name] for name in names})
+    return pa.Table.from_pydict({name: found[name] for name in names})

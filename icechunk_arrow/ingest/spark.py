@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from icechunk_arrow.core.columns import from_values, to_numpy
+from icechunk_arrow.core.columns import any_array, from_values, to_numpy
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.executor import part_count
@@ -411,7 +411,7 @@ class _CopyChunks:
                 {
                     "path": some.column("path"),
                     "index": some.column("index"),
-                    "data": pa.array(data, pa.large_binary()),
+                    "data": any_array(data, pa.large_binary()),
                 }
             )
             start = stop

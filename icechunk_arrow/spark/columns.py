@@ -16,7 +16,7 @@ import pyarrow as pa
 import zarr
 
 from icechunk_arrow.core.cf_time import decode_times, find_time_units, to_microseconds
-from icechunk_arrow.core.columns import bitmap, offsets_of
+from icechunk_arrow.core.columns import any_array, bitmap, offsets_of
 from icechunk_arrow.core.selection import select
 from icechunk_arrow.errors import InvalidInputError
 
@@ -172,7 +172,7 @@ def _items(values: npt.NDArray[Any]) -> list[Any]:
 
 
 def _texts(values: npt.NDArray[Any], arrow_type: pa.DataType, valid: Mask | None) -> pa.Array:
-    return pa.array(_items(values), arrow_type, mask=None if valid is None else ~valid)
+    return any_array(_items(values), arrow_type, valid)
 
 
 # -- dimensions

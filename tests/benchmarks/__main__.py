@@ -19,7 +19,7 @@ from tests.benchmarks.changes import append, appends, overwrite
 from tests.benchmarks.commits import commit, growth, opening
 from tests.benchmarks.crowd import crowd
 from tests.benchmarks.harness import Bench
-from tests.benchmarks.imports import imports
+from tests.benchmarks.imports import command_line, first_commit, imports
 from tests.benchmarks.peers import PeerError, start_icechunk
 from tests.benchmarks.plate import plate
 from tests.benchmarks.reading import first_chunk, memory
@@ -56,6 +56,8 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "spark_reading": spark_reading,
     "spark_rows": spark_rows,
     "import": imports,
+    "command_line": command_line,
+    "first_commit": first_commit,
 }
 
 

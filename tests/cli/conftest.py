@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from icechunk_arrow import Repository
 from icechunk_arrow.cli.app import app
 
 if TYPE_CHECKING:
-    from typer.testing import Result
+    from click.testing import Result
 
 PROJECT = Path(__file__).parent.parent.parent
 STRANGE = 'it\'s "q" [bold]\x1b[31m\nß🎈'

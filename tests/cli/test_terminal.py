@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import pty
@@ -15,6 +17,7 @@ import pytest
 import zarr
 
 from icechunk_arrow import Repository
+from icechunk_arrow.cli.app import app
 from icechunk_arrow.cli.consoles import harmless_json
 
 if TYPE_CHECKING:
@@ -135,10 +138,15 @@ def run_without(shell: Shell, module: str, code: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("module", ["typer", "rich"])
-def test_without_its_extra_the_program_says_what_to_install(shell: Shell, module: str) -> None:
-    """Without typer or rich there is one message."""
-    done = run_without(shell, module, "from icechunk_arrow.cli.entry import main\nmain()")
+@pytest.mark.parametrize("module", ["click", "rich"])
+@pytest.mark.parametrize("command", ["log", "tree", "show"])
+def test_without_its_extra_the_program_says_what_to_install(
+    shell: Shell, module: str, command: str
+) -> None:
+    """Without click or rich there is one message."""
+    place = "weather/refs/branch.main/ZZZZZZZZ.json" if command == "show" else "weather"
+    code = f"sys.argv[1:] = [{command!r}, {place!r}]\nfrom icechunk_arrow.cli.entry import main\nmain()"
+    done = run_without(shell, module, code)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -148,7 +156,7 @@ def test_without_its_extra_the_program_says_what_to_install(shell: Shell, module
 
 RUN_ALL = """
 import json, shlex
-from typer.testing import CliRunner
+from click.testing import CliRunner
 from icechunk_arrow.cli.app import app
 for line in {lines!r}:
     done = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
@@ -185,25 +193,56 @@ def test_what_needs_an_extra_says_so(
         assert out
 
 
+LIGHT = ["log weather", "branches weather", "ls weather", "tree weather", "schema", "schema chunks"]
+LIGHT += ["config weather", "inspect"]
+
+
 def test_light_commands_load_little(shell: Shell) -> None:
-    """Commands without a query wait neither for DuckDB nor for pandas to load."""
-    lines = ["tree weather", "schema", "schema chunks", "config weather", "inspect"]
-    heavy = "print([n for n in ('duckdb', 'pandas') if n in sys.modules])"
-    done = run_without(shell, "nothing", RUN_ALL.format(lines=lines) + heavy)
+    """Commands without a query wait neither for DuckDB, pandas nor zarr to load; for programs not for rich."""
+    heavy = "('duckdb', 'pandas', 'zarr', 's3fs', 'fsspec')"
+    show = "print([n for n in {} if n in sys.modules])"
+    done = run_without(shell, "nothing", RUN_ALL.format(lines=LIGHT) + show.format(heavy))
     *found, loaded = done.stdout.splitlines()
 
     assert done.stderr == ""
-    assert [json.loads(line)[1] for line in found] == [0] * len(lines)
+    assert [json.loads(line)[1] for line in found] == [0] * len(LIGHT)
+    assert loaded == "[]"
+    lines = [f"{line} --format json" for line in LIGHT if "tree" not in line]
+    done = run_without(shell, "nothing", RUN_ALL.format(lines=lines) + show.format("('rich',)"))
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_waits_for_click_alone(shell: Shell) -> None:
+    """No help, of the program or of a command, loads numpy, Arrow or what a command does; nor does a mistake."""
+    lines = ["--help", "ls --help", "sql --help", "nothing", "log weather --format xml"]
+    show = "print([n for n in ('numpy', 'pyarrow', 'rich', 'icechunk_arrow.cli.output') if n in sys.modules])"
+    done = run_without(shell, "nothing", RUN_ALL.format(lines=lines) + show)
+    *found, loaded = done.stdout.splitlines()
+
+    assert [json.loads(line)[1] for line in found] == [0, 0, 0, 2, 2]
     assert loaded == "[]"
 
 
+def test_commands_take_what_their_options_give() -> None:
+    """The function that does a command takes just what is declared, and stands where the table says."""
+    for command in app.commands.values():
+        assert command.callback is not None
+        done_by = inspect.getclosurevars(command.callback).nonlocals
+        module = importlib.import_module(f"icechunk_arrow.cli.{done_by['module']}")
+        does = getattr(module, done_by["name"].replace("-", "_"))
+        times = {"branch", "tag", "snapshot", "as_of"}
+        names = {each.name for each in command.params}
+        given = names - times | {"which"} if names >= times else names
+        assert set(inspect.signature(does).parameters) == given, command.name
+
+
 def test_the_package_loads_nothing_of_the_command_line() -> None:
-    """Importing the package brings neither typer nor rich; the commands bring no DuckDB."""
-    code = "import sys, icechunk_arrow; print([n for n in ('typer', 'rich', 'duckdb') if n in sys.modules])"
-    code += "\nimport icechunk_arrow.cli.app; print([n for n in ('duckdb', 'pandas') if n in sys.modules])"
+    """Importing the package, and all that a session needs, brings neither click nor rich nor DuckDB."""
+    code = "import sys; from icechunk_arrow import Repository, Session, IcechunkStore;"
+    code += "print([n for n in ('click', 'rich', 'duckdb') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert (done.stdout, done.stderr) == ("[]\n[]\n", "")
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 EVIL = "\x1b]0;title\x07 \x9b31m \u202egnp.exe\u2069 \u200f\u2028 ß🎈"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from icechunk_arrow import ConflictDetector, Repository, RepositoryConfig
 from icechunk_arrow.cli.app import app

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.boxes import boxes_of_places
-from icechunk_arrow.core.columns import from_numpy, indices
+from icechunk_arrow.core.columns import from_numpy, from_values, indices
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.timetravel import tip_to_read
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError, SnapshotNotFoundError
@@ -199,7 +199,7 @@ class CommitStream:
             from_numpy(places.reshape(-1).astype(np.int64), pa.int64()), np.full(count, ndim)
         )
         facts = self.context.files.read_facts(piece.snapshot_id)
-        written_at = pa.array([facts.written_at], CHANGE_ROWS.field("written_at").type)
+        written_at = from_values([facts.written_at], CHANGE_ROWS.field("written_at").type)
         columns = {
             "path": repeated(piece.node.path, count),
             "node_id": from_numpy(np.full(count, piece.node.id), pa.int64()),

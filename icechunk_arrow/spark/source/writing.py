@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
-from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.columns import empty, from_values
 from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
@@ -477,4 +477,5 @@ def _parts(messages: Sequence[_Message]) -> list[WrittenChunks]:
 
 def _no_rows(schema: StructType) -> pa.RecordBatch:
     """Give a batch as the tasks will see, for columns to be checked before anything runs."""
-    return pa.RecordBatch.from_pylist([], schema=to_arrow_schema(schema))
+    types = to_arrow_schema(schema)
+    return pa.RecordBatch.from_arrays([empty(field.type) for field in types], schema=types)

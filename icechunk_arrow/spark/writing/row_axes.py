@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.axis_lookup import (
     ExactLookup,
     GridLookup,
@@ -25,7 +26,7 @@ from icechunk_arrow.core.axis_lookup import (
     shown,
 )
 from icechunk_arrow.core.cf_values import packed_by
-from icechunk_arrow.core.columns import from_numpy, to_numpy
+from icechunk_arrow.core.columns import any_array, from_numpy, indices, to_numpy
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.columns import dimensions_of, open_array
 
@@ -183,7 +184,7 @@ def _stored(session: Session, path: str, array: Any) -> Stored:
     assert values is not None
     if values.dtype.kind in "UTO":
         return Stored(
-            path=path, values=pa.array(values.tolist(), pa.string()), kind="text", single=False
+            path=path, values=any_array(values.tolist(), pa.string()), kind="text", single=False
         )
     if values.dtype.kind == "M":
         moments = from_numpy(values.astype("M8[us]").view(np.int64), pa.int64())
@@ -232,7 +233,7 @@ def resolve_axis(
         values = _given(request, way)
         if stored is None:
             kind = (
-                kind_of(pa.array(way).type) if not isinstance(way, pa.Array) else kind_of(way.type)
+                kind_of(any_array(way).type) if not isinstance(way, pa.Array) else kind_of(way.type)
             )
             made = Stored(path="", values=values, kind=kind or "", single=False)
             return _among(request, rows, made, is_new=True)
@@ -459,7 +460,7 @@ def _in_order(request: AxisRequest, stored: Stored, missed: pa.Array) -> pa.Arra
     if rises is None or not len(stored.values):
         return more
     if not rises:
-        more = more.take(pa.array(np.arange(len(more))[::-1]))
+        more = more.take(indices(np.arange(len(more))[::-1]))
     first, last = more[0].as_py(), stored.values[-1].as_py()
     if first < last if rises else first > last:
         is_time = stored.kind == "time"
@@ -481,12 +482,12 @@ def _rises(values: pa.Array) -> bool | None:
 
 def _sorted(values: pa.Array) -> pa.Array:
     found = canonical(values).drop_null()
-    return found.take(pa.compute.sort_indices(found)) if len(found) else found
+    return found.take(pc.sort_indices(found)) if len(found) else found
 
 
 def _given(request: AxisRequest, values: Any) -> pa.Array:
     try:
-        array = values if isinstance(values, pa.Array) else pa.array(values)
+        array = values if isinstance(values, pa.Array) else any_array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
         raise InvalidInputError(
             f"the values given for {request.name!r} cannot be coordinates: {error}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import typer
 
-from icechunk_arrow.cli.options import Format, FormatOption, Output
+from icechunk_arrow.cli.options import Format
 from icechunk_arrow.cli.output import emit, emit_text, text_table
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.engine.published import published
 from icechunk_arrow.errors import InvalidInputError, NotFoundError
 from icechunk_arrow.tables.schemas import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["schema", "schema_rows"]
 
@@ -28,18 +30,8 @@ _FILE_COLUMNS = pa.schema(
 )
 
 
-def schema(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="A table or a kind of file; without it, all names."),
-    ] = None,
-    form: FormatOption = Format.TABLE,
-    output: Output = None,
-) -> None:
-    """Say which columns a table or a kind of file has.
-
-    Files with a JSON Schema, and every file with --format json, are given as they are published.
-    """
+def schema(name: str | None, *, form: Format, output: Path | None) -> None:
+    """Say which columns a table or a kind of file has, or which there are."""
     files = published()
     if name is None:
         rows = [{"name": each, "what": "table"} for each in TABLES]

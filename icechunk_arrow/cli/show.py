@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import typer
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.options import (
-    Format,
-    FormatOption,
-    Output,
-    StorageOptions,
-    storage_options_of,
+from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.output import (
+    cell,
+    emit,
+    emit_text,
+    opened,
+    plain,
+    print_on,
+    rich_table,
+    rows_of,
 )
-from icechunk_arrow.cli.output import cell, emit, emit_text, opened, plain, print_on, rich_table
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats import refs, state
@@ -31,6 +33,9 @@ from icechunk_arrow.formats.layout import FileKind, ParsedKey, parse_key
 from icechunk_arrow.storage.open import open_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from icechunk_arrow.storage.port import Storage
 
 __all__ = ["show"]
@@ -51,27 +56,28 @@ class _Shown:
 
 
 def show(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file of a repository: path or URL.")
-    ],
-    rows: Annotated[int, typer.Option(min=0, help="Show so many rows at most.")] = 10,
-    form: FormatOption = Format.TABLE,
-    output: Output = None,
-    storage_option: StorageOptions = None,
+    file: str,
+    *,
+    rows: int,
+    form: Format,
+    output: Path | None,
+    storage_options: Mapping[str, Any] | None,
 ) -> None:
-    """Say what a file is, what it says of itself, which columns it has, and its first rows.
-
-    All in one with --format table or json; the other formats give the rows alone.
-    """
+    """Say what a file is, what it says of itself, which columns it has, and its first rows."""
     root, key, parsed = _split(file)
     with working(f"reading {file}"):
-        shown = _read(open_storage(root, storage_options_of(storage_option)), key, parsed, rows)
+        shown = _read(open_storage(root, storage_options), key, parsed, rows)
     if form is Format.JSON:
         found = {
             "identification": shown.identification,
             "facts": shown.facts,
             "schema": shown.columns,
-            "rows": [] if shown.rows is None else plain(shown.rows.to_pylist()),
+            "rows": []
+            if shown.rows is None
+            else [
+                plain(dict(zip(shown.rows.column_names, row, strict=True)))
+                for row in rows_of(shown.rows)
+            ],
         }
         emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", output)
     elif form is Format.TABLE:
@@ -187,8 +193,7 @@ def _print(shown: _Shown, output: Any) -> None:
         "Schema": (columns, [tuple(each.values()) for each in shown.columns]),
     }
     if shown.rows is not None:
-        rows = zip(*(each.to_pylist() for each in shown.rows.columns), strict=True)
-        parts["Rows"] = (shown.rows.schema, list(rows))
+        parts["Rows"] = (shown.rows.schema, list(rows_of(shown.rows)))
     sys.stdout.flush()
     with opened(output) as sink:
         for title, (described, found) in parts.items():
