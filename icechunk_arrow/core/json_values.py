@@ -16,6 +16,10 @@ from icechunk_arrow.errors import InvalidInputError
 
 __all__ = [
     "changed_members",
+    "check_flag",
+    "check_natural",
+    "check_text",
+    "check_whole",
     "decode_json",
     "decode_strict_json",
     "encode_json",
@@ -28,6 +32,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 400  # json itself gives up near a thousand levels of brackets, less the caller's own
+_NUMBERS_END = 1 << 63
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -148,6 +153,34 @@ def kind_of(value: object) -> str:
             return "a string"
         case _:
             return "a number"
+
+
+def check_whole(value: Any) -> int:
+    """Give a whole number that a file should have; ``TypeError`` for anything else, true and 1.0 too."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def check_natural(value: Any) -> int:
+    """Give a whole number from 0 that has 63 bits; an error for any other value."""
+    if not 0 <= check_whole(value) < _NUMBERS_END:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {_NUMBERS_END - 1}")
+    return int(value)
+
+
+def check_flag(value: Any) -> bool:
+    """Give a value that is true or false; ``TypeError`` for any other."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def check_text(value: Any) -> str:
+    """Give a text that a file should have; ``TypeError`` for anything else."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
 
 
 def without_surrogates(text: str) -> str:

@@ -17,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.ids import ID_PATTERN, check_id
-from icechunk_arrow.core.json_values import decode_strict_json
+from icechunk_arrow.core.json_values import (
+    check_flag,
+    check_natural,
+    check_text,
+    decode_strict_json,
+)
 from icechunk_arrow.core.snapshot import HISTORY_LENGTH, MadeFrom, SnapshotFacts, SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.budget import Budget
@@ -41,7 +46,6 @@ __all__ = [
 
 _NUMBER_BYTES = 16
 """What a packed number takes while it is unpacked."""
-_NUMBERS_END = 1 << 63
 _MALFORMED = (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError)
 """What reading hostile JSON and packed arrays can end in."""
 
@@ -277,7 +281,7 @@ def decode(found: Any, key: str) -> SnapshotFacts:
         facts = SnapshotFacts(
             id=check_id(own["id"]),
             repository=check_id(found["repository"]),
-            message=_text(own["message"]),
+            message=check_text(own["message"]),
             written_at=decode_time(own["written_at"]),
             started_at=decode_time(found["started_at"]),
             properties=dict(found["properties"]),
@@ -286,19 +290,19 @@ def decode(found: Any, key: str) -> SnapshotFacts:
                     id=check_id(entry["id"]),
                     parent_id=history[i + 1]["id"] if i + 1 < len(history) else None,
                     written_at=decode_time(entry["written_at"]),
-                    message=_text(entry["message"]),
+                    message=check_text(entry["message"]),
                 )
                 for i, entry in enumerate(history)
             ),
-            total_parents=_natural(found["total_parents"]),
-            next_node_id=_natural(found["next_node_id"]),
-            branch=None if found.get("branch") is None else _text(found["branch"]),
-            sequence=None if found.get("sequence") is None else _natural(found["sequence"]),
+            total_parents=check_natural(found["total_parents"]),
+            next_node_id=check_natural(found["next_node_id"]),
+            branch=None if found.get("branch") is None else check_text(found["branch"]),
+            sequence=None if found.get("sequence") is None else check_natural(found["sequence"]),
             made_from=tuple(map(_made_from, found.get("made_from", ()))),
-            author=None if found.get("author") is None else _text(found["author"]),
-            synced=_truth(found.get("synced", True)),
+            author=None if found.get("author") is None else check_text(found["author"]),
+            synced=check_flag(found.get("synced", True)),
         )
-        _check_history(facts, _natural(found["short_term_parents"]))
+        _check_history(facts, check_natural(found["short_term_parents"]))
     except _MALFORMED as error:
         raise _unsound(key, error) from error
     return facts
@@ -346,7 +350,7 @@ def decode_numbers(
     """
     try:
         listed = found["manifest_files"]
-        manifests, entries = _natural(listed["count"]), _natural(listed["entries"])
+        manifests, entries = check_natural(listed["count"]), check_natural(listed["entries"])
         for said, known in ((manifests, manifest_count), (entries, entry_count)):
             if known not in {None, said}:
                 raise ValueError(
@@ -364,25 +368,7 @@ def decode_numbers(
 
 
 def _made_from(found: Any) -> MadeFrom:
-    return MadeFrom(kind=_text(found["kind"]), snapshot=check_id(found["snapshot"]))
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _NUMBERS_END:
-        raise ValueError(f"{value!r} is not a whole number from 0 to {_NUMBERS_END - 1}")
-    return value
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
+    return MadeFrom(kind=check_text(found["kind"]), snapshot=check_id(found["snapshot"]))
 
 
 def _unsound(key: str, error: Exception) -> CorruptFileError:

@@ -12,8 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.checksums import crc32c
-from icechunk_arrow.core.ids import ID_PATTERN, is_id
-from icechunk_arrow.core.json_values import decode_strict_json
+from icechunk_arrow.core.ids import ID_PATTERN, check_id
+from icechunk_arrow.core.json_values import (
+    check_natural,
+    check_text,
+    check_whole,
+    decode_strict_json,
+)
 from icechunk_arrow.core.snapshot import SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
@@ -192,8 +197,8 @@ def decode(data: bytes, key: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> Stat
     try:
         refs = found["refs"]
         state = State(
-            id=_id(found["id"]),
-            generation=_natural(found["generation"]),
+            id=check_id(found["id"]),
+            generation=check_natural(found["generation"]),
             store_root=_text(found.get("store_root")) or None,
             write_id=_text(found.get("write-id")),
             snapshots=tuple(map(_info, found["snapshots"])),
@@ -216,40 +221,19 @@ def decode(data: bytes, key: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> Stat
     return state
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not an integer")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if not 0 <= _integer(value) < 1 << 63:
-        raise ValueError(f"{value!r} is not a whole number from 0 that has 64 bits")
-    return int(value)
-
-
 def _text(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _id(value: Any) -> str:
-    if not is_id(value):
-        raise ValueError(f"{value!r} is not an id")
-    text: str = value
-    return text
+    return None if value is None else check_text(value)
 
 
 def _info(entry: dict[str, Any]) -> SnapshotInfo:
     parent = entry.get("parent-snapshot-id")
-    if entry["structure-file"] != file_name(_id(entry["snapshot-id"])):
+    if entry["structure-file"] != file_name(check_id(entry["snapshot-id"])):
         raise ValueError(f"the structure file of {entry['snapshot-id']} has another name")
     properties = entry.get("properties") or {}
     return SnapshotInfo(
         id=entry["snapshot-id"],
-        parent_id=None if parent is None else _id(parent),
-        written_at=_EPOCH + timedelta(milliseconds=_integer(entry["timestamp-ms"])),
+        parent_id=None if parent is None else check_id(parent),
+        written_at=_EPOCH + timedelta(milliseconds=check_whole(entry["timestamp-ms"])),
         message=_text(properties.get(_MESSAGE)) or "",
         metadata=dict(properties.get(_METADATA) or {}),
     )
@@ -264,5 +248,5 @@ def _refs(refs: dict[str, Any], kind: str, *, deleted: bool) -> dict[str, str]:
         if type(is_deleted) is not bool or (is_deleted and ref["type"] == "branch"):
             raise ValueError(f"{key!r} has 'deleted', which withdrawn tags alone have")
         if ref["type"] == kind and is_deleted is deleted:
-            found[name] = _id(ref["snapshot-id"])
+            found[name] = check_id(ref["snapshot-id"])
     return found
