@@ -1,6 +1,6 @@
 """Arrays on one grid as rows: a row for each element, a column for each dimension and each array.
 
-Owns how much is read at once and how a block of elements becomes batches. Which part of the work somebody does is
+Owns how much is read at once and how a block of elements becomes batches. Which part of the work a task does is
 a run of chunks, numbered in C order over those that a condition selects, so that a part is two numbers.
 """
 

@@ -1,6 +1,6 @@
 """Options of ``format("icechunk")``: texts, and what they mean.
 
-Owns how lists, times and storage options are written as texts, and that an option that nobody asked for is refused.
+Owns how lists, times and storage options are written as texts, and that an unknown option is refused.
 Names arrive in lower case, which is how all of ours are written.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["PINNED", "STORAGE_PREFIX", "Options"]
 
 STORAGE_PREFIX = "storage."
 PINNED = "icechunk.pinned"
-"""Where a loaded frame keeps the snapshot that it began with; nobody sets it."""
+"""Where a loaded frame keeps the snapshot that it began with; no caller sets it."""
 _FLAGS = {"true": True, "false": False}
 _NOT_JSON = object()
 

@@ -1,6 +1,6 @@
 """Writing through ``format("icechunk")``: tasks stage what their partition brings, the driver commits once.
 
-Owns what the options of a write mean, the two phases, and how cells are written that nobody brought together.
+Owns what the options of a write mean, the two phases, and how cells are written that were not brought together.
 Spark hands over whatever partitions a frame has, so tasks may write chunks between each other's: the commit brings
 these in order. Planning, tasks and commit each run in a process of their own, so a message carries what the commit
 has to know.
@@ -81,7 +81,7 @@ _OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that are Spark's own, and are passed on."""
 
 
-# -- cells that nobody brought together
+# -- cells that were not brought together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

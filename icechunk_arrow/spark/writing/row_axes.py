@@ -95,7 +95,7 @@ class RowAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRequest:
-    """What somebody asks for an axis."""
+    """What the caller asks for an axis."""
 
     name: str
     column: str

@@ -55,7 +55,7 @@ def commit_batch(
 ) -> str | None:
     """Commit a session with what a batch brings; None where the branch has the batch already.
 
-    Who else wants to commit the same batch (a driver that was given up and is not dead) loses the race for the
+    Another driver that commits the same batch (one that was given up and is not dead) loses the race for the
     branch's next entry, and finds the batch there.
     """
     branch = session.branch

@@ -75,10 +75,10 @@ def writing(
     metadata: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Writing]:
-    """Give a session to write to; commit it when the block ends well, unless it was somebody else's.
+    """Give a session to write to; commit it when the block ends well, unless it is the caller's.
 
     A commit that others made meanwhile is no hindrance as long as it changed other chunks. When the block fails,
-    somebody else's session is as it was before.
+    the caller's session is as it was before.
     """
     if isinstance(target, Session):
         if storage_options is not None:

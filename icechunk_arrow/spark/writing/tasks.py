@@ -1,7 +1,7 @@
 """Work on executors that writes into a session: a fork for each task, one small row back from each.
 
 Owns how a piece of work goes out and how its result, or its error, comes home. What the work does, and how rows
-come to be in the right task, is the business of whoever calls.
+come to be in the right task, is the business of the caller.
 """
 
 from __future__ import annotations
