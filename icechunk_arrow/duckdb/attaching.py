@@ -15,6 +15,7 @@ from icechunk_arrow.duckdb.reading import CheckedSource, checked_files
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
 from icechunk_arrow.tables.dialect import DUCKDB
+from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,15 +93,8 @@ def attach(
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidInputError(f"{name!r} cannot name a schema; give some text")
-    attachment = Attachment.of(
-        name,
-        repository,
-        storage_options,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
-    )
+    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    attachment = Attachment.of(name, repository, storage_options, selection)
     connected = _Connected(attachment)
     for files in connected.files.values():
         con.register_filesystem(files)

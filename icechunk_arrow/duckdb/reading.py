@@ -89,19 +89,16 @@ class CheckedSource(SnapshotSource):
 
     def files(self, scan: Scan, *, named: bool) -> str:  # noqa: ARG002 -- names of files come anyway
         """Name the group of files."""
-        if scan not in self._groups:
-            owner, sizes = next(
-                (owner, sizes)
-                for owner, sizes in self._owners.items()
-                if scan.manifests[0] in sizes
-            )
+        name = self._groups.get(scan)
+        if name is None:
+            found = (each for each in self._owners.items() if scan.manifests[0] in each[1])
+            owner, sizes = next(found)
             keys = {key_of(FileKind.MANIFEST, each): sizes[each] for each in scan.manifests}
-            self._groups[scan] = self._files.add_group(
-                self.folder,
-                f"{_MANIFESTS}{len(self._groups)}",
-                FileGroup(sizes=keys, owner=owner),
-            )
-        return f"read_parquet({DUCKDB.text(self._groups[scan])}, hive_partitioning = false)"
+            group = FileGroup(sizes=keys, owner=owner)
+            number = len(self._groups)
+            name = self._files.add_group(self.folder, f"{_MANIFESTS}{number}", group)
+            self._groups[scan] = name
+        return f"read_parquet({DUCKDB.text(name)}, hive_partitioning = false)"
 
     def table(self, name: str, rows: pa.Table) -> str:
         """Make a file of the rows."""

@@ -21,6 +21,7 @@ from icechunk_arrow.tables.dialect import DUCKDB
 from icechunk_arrow.tables.metadata import metadata_table
 from icechunk_arrow.tables.queries import change_query
 from icechunk_arrow.tables.schemas import METADATA_TABLES
+from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     import os
@@ -75,16 +76,8 @@ def sql_script(
             f"{name!r} cannot name a schema in a script, which is read line by line; choose a name that "
             f"can be printed"
         )
-    attachment = Attachment.of(
-        name,
-        repository,
-        storage_options,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
-        since=since,
-    )
+    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    attachment = Attachment.of(name, repository, storage_options, selection, since)
     if attachment.members.united:
         raise InvalidInputError("a script is about one repository; write one for each")
     [context] = attachment.members.contexts.values()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
-from icechunk_arrow.tables.selection import Selection, find_earlier
+from icechunk_arrow.tables.selection import find_earlier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from datetime import datetime
 
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.tables.selection import Selection
 
     Place = str | os.PathLike[str] | Repository
 
@@ -63,20 +63,12 @@ class Attachment:
         name: str,
         repository: Place | Mapping[str, Place],
         storage_options: Mapping[str, Any] | None,
-        *,
-        branch: str | None,
-        tag: str | None,
-        snapshot_id: str | None,
-        as_of: datetime | None,
+        selection: Selection,
         since: str | None = None,
     ) -> Attachment:
         """Open what is to be attached, or put into a script."""
-        return cls(
-            name=name,
-            members=members_of(repository, storage_options),
-            selection=Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
-            since=since,
-        )
+        members = members_of(repository, storage_options)
+        return cls(name=name, members=members, selection=selection, since=since)
 
     def resolved(self) -> Iterator[tuple[str, Context, str, str]]:
         """Give each repository by its name, the snapshot that is wanted now, and the one where changes begin."""

@@ -15,14 +15,21 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL
-from icechunk_arrow.core.columns import from_values, indices, one_array, to_numpy, validity
+from icechunk_arrow.core.columns import (
+    distinct,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+    validity,
+)
 from icechunk_arrow.core.coord_lists import decode_lists
 from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.tables.columns import int64, repeated, table_of
 from icechunk_arrow.tables.schemas import CHUNK_ROWS, INVENTORY, MANIFEST_ROWS, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.manifest_file import ManifestFile
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Source",
-    "array_rows",
-    "chunk_rows",
     "chunks_of_group",
     "manifest_rows",
     "pathed_rows",
@@ -75,77 +80,48 @@ def manifest_rows(source: Source, scans: Iterable[Scan], *, named: bool = False)
     return _united(source, MANIFEST_ROWS, (_scanned(source, scan, named=named) for scan in scans))
 
 
-def array_rows(source: Source, scans: Sequence[Scan], paths: str) -> str:
-    """Read manifests with the paths of their arrays, to be counted: without places and names of files."""
-    parts = [
-        _scanned(source, scan, _owned_path(source, scan))
-        for scan in scans
-        if scan.owner is not None
-    ]
-    shared = [scan for scan in scans if scan.owner is None]
-    if shared:
-        rows = manifest_rows(source, shared)
-        parts.append(f"SELECT {_HINT} p.path, r.* FROM ({rows}) AS r {_joined(paths)}")
-    schema = pa.schema([CHUNK_ROWS.field("path"), *MANIFEST_ROWS])
+def pathed_rows(
+    source: Source,
+    scans: Iterable[Scan],
+    paths: str,
+    *,
+    indexed: bool = True,
+    by_file: bool = False,
+) -> str:
+    """Read manifests with the paths of their arrays, and if wanted the places of chunks and names of manifests.
+
+    ``paths`` has an array's path by ``node_id``; and where comparing those leaves out files, by ``file`` too.
+    """
+    dialect = source.dialect
+    parts: list[str] = []
+    shared: dict[str, list[Scan]] = {}  # by what decodes their coordinates
+    for scan in scans:
+        decode = source.names.get(f"decode_{scan.ndim}", source.names["decode_any"])
+        if scan.owner is None:
+            shared.setdefault(decode if indexed else "", []).append(scan)
+            continue
+        path = f"CAST({dialect.text(scan.owner.path)} AS {dialect.type(pa.string())}) AS path"
+        more = (path, f"{decode}(coord) AS index") if indexed else (path,)
+        parts.append(_scanned(source, scan, *more, named=indexed))
+    on = f"{'p.file = r.file AND ' if by_file else ''}p.node_id = r.node_id"
+    for decode, some in shared.items():
+        index = f"{decode}(r.coord) AS index, " if indexed else ""
+        rows = manifest_rows(source, some, named=indexed)
+        parts.append(
+            f"SELECT {_HINT} p.path, {index}r.* FROM ({rows}) AS r JOIN {paths} AS p ON {on}"
+        )
+    schema = CHUNK_ROWS if indexed else pa.schema([CHUNK_ROWS.field("path"), *MANIFEST_ROWS])
     return _united(source, schema, parts)
 
 
-def chunk_rows(source: Source, scans: Sequence[Scan], paths: str, *, by_file: bool) -> str:
-    """Read manifests with the paths of their arrays and the places of chunks.
-
-    ``paths`` has an array's path by ``node_id``, or where that leaves out files, by ``file`` too.
-    """
-    parts = [
-        _scanned(
-            source,
-            scan,
-            _owned_path(source, scan),
-            f"{_decode(source, scan)}(coord) AS index",
-            named=True,
-        )
-        for scan in scans
-        if scan.owner is not None
-    ]
-    shared = [scan for scan in scans if scan.owner is None]
-    if shared:
-        parts.append(pathed_rows(source, shared, paths, by_file=by_file))
-    return _united(source, CHUNK_ROWS, parts)
-
-
-def pathed_rows(source: Source, scans: Iterable[Scan], paths: str, *, by_file: bool = False) -> str:
-    """Read manifests as :func:`chunk_rows` does, all of them with the paths of a relation."""
-    alike: dict[str, list[Scan]] = {}
-    for scan in scans:
-        alike.setdefault(_decode(source, scan), []).append(scan)
-    parts = (
-        f"SELECT {_HINT} p.path, {decode}(r.coord) AS index, r.* "
-        f"FROM ({manifest_rows(source, some, named=True)}) AS r {_joined(paths, by_file=by_file)}"
-        for decode, some in alike.items()
-    )
-    return _united(source, CHUNK_ROWS, parts)
-
-
 def _united(source: Source, schema: pa.Schema, queries: Iterable[str]) -> str:
-    """Put queries together; without any there are no rows, and the same columns."""
-    if source.dialect.joins_files:
-        files = (name for name in ("manifest", "file") if name not in schema.names)
-        schema = pa.schema([*schema, *map(INVENTORY.field, files)])
-    return "\nUNION ALL\n".join(queries) or source.dialect.no_rows(schema)
-
-
-def _joined(paths: str, *, by_file: bool = False) -> str:
-    return f"JOIN {paths} AS p ON {'p.file = r.file AND ' if by_file else ''}p.node_id = r.node_id"
-
-
-def _decode(source: Source, scan: Scan) -> str:
-    """Name what decodes a coordinate: where there is one, that which is made for its rank."""
-    return source.names.get(f"decode_{scan.ndim}", source.names["decode_any"])
-
-
-def _owned_path(source: Source, scan: Scan) -> str:
-    assert scan.owner is not None
-    dialect = source.dialect
-    return f"CAST({dialect.text(scan.owner.path)} AS {dialect.type(pa.string())}) AS path"
+    """Put queries together; where there are none, give no rows in the same columns."""
+    found = "\nUNION ALL\n".join(queries)
+    if found:
+        return found
+    files = ("manifest", "file") if source.dialect.joins_files else ()
+    more = (INVENTORY.field(name) for name in files if name not in schema.names)
+    return source.dialect.no_rows(pa.schema([*schema, *more]))
 
 
 def _scanned(source: Source, scan: Scan, *more: str, named: bool = False) -> str:
@@ -236,13 +212,12 @@ def chunks_of_group(
 
 
 def _paths(ids: pa.Array, snapshot: Snapshot, opened: ManifestFile) -> pa.Array:
-    known, codes = np.unique(to_numpy(ids), return_inverse=True)
-    places = [snapshot.rows_by_id.get(node_id) for node_id in known.tolist()]
-    if None in places:
+    arrays = distinct(to_numpy(ids))
+    rows = [snapshot.rows_by_id.get(node_id) for node_id in arrays.tolist()]
+    if None in rows:
         raise opened.wrong(f"it has rows of arrays that the snapshot {snapshot.id} has not")
-    return (
-        one_array(snapshot.table["path"]).take(from_values(places, pa.int64())).take(indices(codes))
-    )
+    paths = one_array(snapshot.table["path"]).take(from_values(rows, pa.int64()))
+    return paths.take(indices(np.searchsorted(arrays, to_numpy(ids))))
 
 
 def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]:

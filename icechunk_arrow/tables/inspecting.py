@@ -219,10 +219,11 @@ def _extent_table(snapshot: Snapshot) -> pa.Table:
     """Say within which indices each manifest has chunks of each array, dimension by dimension."""
     entries = snapshot.entries
     of_entry = np.repeat(np.arange(len(entries)), entries.ranks)
+    firsts = np.cumsum(entries.ranks) - entries.ranks
     inventory = inventory_table(snapshot).select(["node_id", "manifest", "ndim"])
     columns = [
         *inventory.take(indices(of_entry)).columns,
-        from_numpy(np.arange(len(of_entry)) - entries.first_pairs[of_entry], pa.int64()),
+        from_numpy(np.arange(len(of_entry)) - firsts[of_entry], pa.int64()),
         *(from_numpy(entries.pairs[:, which], pa.int64()) for which in (0, 1)),
     ]
     return table_of(_EXTENTS, columns)

@@ -23,8 +23,7 @@ from icechunk_arrow.core.columns import (
 from icechunk_arrow.core.packing import PlainShape, choose_sets
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.formats.live_manifests import extent_lists
-from icechunk_arrow.tables.columns import extents, int64, lists_of, repeated, table_of
+from icechunk_arrow.tables.columns import int64, lists_of, repeated, table_of
 from icechunk_arrow.tables.nodes import grid_chunk_counts
 from icechunk_arrow.tables.schemas import EXTENT, INVENTORY, METADATA_TABLES
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["inventory_table", "manifest_table"]
 
 _LARGEST = 2**63 - 1
-_PAIRS = pa.list_(pa.list_(pa.uint64(), 2))
 
 
 def inventory_table(snapshot: Snapshot, folder: str = "") -> pa.Table:
@@ -45,7 +43,6 @@ def inventory_table(snapshot: Snapshot, folder: str = "") -> pa.Table:
     entries = snapshot.entries
     files = [f"{folder}{key_of(FileKind.MANIFEST, name)}" for name in entries.manifests]
     codes = indices(entries.codes)
-    bounds = (_signed(entries.pairs[:, which]) for which in (0, 1))
     columns = [
         _paths(snapshot, entries.owners),
         from_numpy(snapshot.rows.ids[entries.owners], pa.int64()),
@@ -54,7 +51,7 @@ def inventory_table(snapshot: Snapshot, folder: str = "") -> pa.Table:
         from_values(files, pa.string()).take(codes),
         _signed(entries.row_counts),
         from_numpy(entries.stored_bytes, pa.int64(), entries.stored_bytes <= np.uint64(_LARGEST)),
-        *(lists_of(each, entries.ranks) for each in bounds),
+        *(lists_of(each, entries.ranks) for each in _bounds(entries.pairs)),
     ]
     return table_of(INVENTORY, columns)
 
@@ -66,6 +63,11 @@ def _paths(snapshot: Snapshot, owners: npt.NDArray[np.int64]) -> pa.Array:
 def _signed(numbers: npt.NDArray[np.uint64]) -> pa.Array:
     """Bring numbers to 64 bits with a sign, or fail."""
     return int64(from_numpy(numbers, pa.uint64()))
+
+
+def _bounds(pairs: npt.NDArray[np.uint64]) -> list[pa.Array]:
+    """Give where extents start and where they stop, dimension by dimension."""
+    return [_signed(pairs[:, which]) for which in (0, 1)]
 
 
 def manifest_table(snapshot: Snapshot, settings: ManifestSettings) -> pa.Table:
@@ -99,6 +101,9 @@ def _of_arrays(snapshot: Snapshot) -> list[pa.Array]:
     entries = snapshot.entries
     order = np.lexsort([entries.rows, entries.codes])
     owners, flags = entries.owners[order], entries.flags[order]
+    ranges = pa.Array.from_buffers(
+        EXTENT.value_type, len(entries.pairs), [None], children=_bounds(entries.pairs)
+    )
     marks = [
         from_numpy((flags & bit) != 0, pa.bool_())
         for bit in (DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL)
@@ -108,7 +113,7 @@ def _of_arrays(snapshot: Snapshot) -> list[pa.Array]:
         from_numpy(snapshot.rows.ids[owners], pa.int64()),
         _signed(entries.rows[order]),
         _signed(entries.row_counts[order]),
-        extents(extent_lists(entries, _PAIRS)).take(indices(order)).cast(EXTENT),
+        lists_of(ranges, entries.ranks).take(indices(order)),
         *marks,
     ]
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
+    distinct,
     from_numpy,
     from_values,
     indices,
@@ -160,13 +161,14 @@ class _Arrays:
         )
         kinds = to_numpy(names.indices).astype(np.int64) * len(configurations.dictionary)
         kinds += to_numpy(configurations.indices)
-        unique, codes = np.unique(kinds, return_inverse=True)
+        unique = distinct(kinds)
+        codes = np.searchsorted(unique, kinds)
         known_names, known = names.dictionary.to_pylist(), configurations.dictionary.to_pylist()
         texts = [
             _codec_json(known_names[kind // len(known)], known[kind % len(known)])
             for kind in unique.tolist()
         ]
-        each = from_values(texts, pa.string()).take(indices(codes.astype(np.int64)))
+        each = from_values(texts, pa.string()).take(indices(codes))
         left, comma, right, nothing = (
             from_values([text], pa.string())[0] for text in ("[", ",", "]", "")
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.chunk_rows import array_rows, chunk_rows, manifest_rows, pathed_rows
+from icechunk_arrow.tables.chunk_rows import manifest_rows, pathed_rows
 from icechunk_arrow.tables.node_changes import later_paths, node_changes, own_manifests
 from icechunk_arrow.tables.scans import plan_some_scans
 from icechunk_arrow.tables.schemas import CHUNK_TABLES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.files import Files
@@ -30,7 +30,7 @@ def chunk_relations(
     snapshot_id: str,
     *,
     together: Iterable[Scan],
-    by_array: Sequence[Scan],
+    by_array: Iterable[Scan],
     entries: str,
     paths: str,
 ) -> dict[str, str]:
@@ -41,8 +41,8 @@ def chunk_relations(
     by_file = source.dialect.joins_files
     rows = {
         "manifest_rows": manifest_rows(source, together),
-        "array_rows": array_rows(source, by_array, paths),
-        "chunk_rows": chunk_rows(source, by_array, entries if by_file else paths, by_file=by_file),
+        "array_rows": pathed_rows(source, by_array, paths, indexed=False),
+        "chunk_rows": pathed_rows(source, by_array, entries if by_file else paths, by_file=by_file),
     }
     return _of_snapshot(source, snapshot_id) | {
         "entries": entries,

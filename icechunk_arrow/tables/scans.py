@@ -19,6 +19,7 @@ from icechunk_arrow.core.chunks import (
     HAS_VIRTUAL,
     WIDE,
 )
+from icechunk_arrow.core.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -95,11 +96,10 @@ def plan_scans_by_array(snapshot: Snapshot, *, most_arrays: int) -> tuple[Scan, 
     ranks = _common_ranks(snapshot)
     tenants = np.bincount(entries.codes, minlength=count)
     single = tenants[entries.codes] == 1
-    arrays, places, per_array = np.unique(
-        entries.owners[single], return_inverse=True, return_counts=True
-    )
+    arrays = distinct(entries.owners[single])
+    places = np.searchsorted(arrays, entries.owners[single])
     rows = np.bincount(places, weights=entries.row_counts[single], minlength=len(arrays))
-    large = np.flatnonzero(per_array >= _FEWEST_OWN)
+    large = np.flatnonzero(np.bincount(places, minlength=len(arrays)) >= _FEWEST_OWN)
     large = large[np.argsort(-rows[large], kind="stable")][:most_arrays]
     scans: list[Scan] = []
     left = np.ones(count, np.bool_)
@@ -140,7 +140,7 @@ def _grouped(
     flags &= np.uint16(_FORM | _CONTENTS)
     kinds = flags.astype(np.int64) << 32 | (ranks + 1)
     scans = []
-    for kind in np.unique(kinds[chosen]).tolist():
+    for kind in distinct(kinds[chosen]).tolist():
         rank = (kind & 0xFFFFFFFF) - 1
         places = np.flatnonzero(chosen & (kinds == kind)).tolist()
         scans.append(

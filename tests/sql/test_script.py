@@ -204,9 +204,13 @@ def test_lines_are_lines(tmp_path: Path) -> None:
 
 
 def test_a_place_that_no_script_can_read_is_refused() -> None:
-    """What is in this process's memory stays there."""
+    """What is in this process's memory stays there; and a script has one repository."""
+    repository = new_repository("memory://script")
     with pytest.raises(InvalidInputError, match="memory"):
-        sql_script(new_repository("memory://script"))
+        sql_script(repository)
+    several: Any = {"one": repository}
+    with pytest.raises(InvalidInputError, match="one repository"):
+        sql_script(several)
 
 
 def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsew
 from icechunk_arrow.tables.dialect import SPARK
 from icechunk_arrow.tables.node_changes import own_manifests
 from icechunk_arrow.tables.schemas import TABLES
+from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,16 +90,8 @@ def attach(
         A manifest has gone.
     """
     check_name(name)
-    attachment = Attachment.of(
-        name,
-        repository,
-        storage_options,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
-        since=since,
-    )
+    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    attachment = Attachment.of(name, repository, storage_options, selection, since)
     for context in attachment.members.contexts.values():
         check_place(context.storage.url)
     for table in (*TABLES, _MARK):

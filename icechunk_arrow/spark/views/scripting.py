@@ -26,6 +26,7 @@ from icechunk_arrow.spark.views.definitions import (
 from icechunk_arrow.spark.views.session import READING, check_place
 from icechunk_arrow.tables.attaching import Attachment
 from icechunk_arrow.tables.chunk_rows import root_uri
+from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,16 +81,8 @@ def sql_script(
         Statements with ``;`` at the ends of lines: ``spark-sql -i script.sql`` makes the views and goes on.
     """
     check_name(name)
-    attachment = Attachment.of(
-        name,
-        repository,
-        storage_options,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
-        since=since,
-    )
+    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    attachment = Attachment.of(name, repository, storage_options, selection, since)
     united = attachment.members.united
     for context in attachment.members.contexts.values():
         check_place(context.storage.url)
