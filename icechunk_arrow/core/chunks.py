@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import around
 from icechunk_arrow.core.columns import (
     distinct,
     empty_table,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.core.boxes import Box
+
 __all__ = [
     "CHUNK_SCHEMA",
     "CODED_SCHEMA",
@@ -47,7 +50,6 @@ __all__ = [
     "WIDE",
     "ArrayRuns",
     "ChunkRef",
-    "Extent",
     "by_first_row",
     "chunk_table",
     "columns_of",
@@ -55,7 +57,6 @@ __all__ = [
     "concat_sorted",
     "describe_arrays",
     "extent_of",
-    "extent_of_grid",
     "extent_within",
     "form_flags",
     "is_chunk_table",
@@ -68,13 +69,9 @@ __all__ = [
     "rows_of_arrays",
     "rows_of_refs",
     "sort_rows",
-    "volume",
     "with_array_id",
     "with_coded_files",
 ]
-
-Extent = tuple[tuple[int, int], ...]
-"""A half-open range per dimension."""
 
 DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL, WIDE, HAS_CHECKS, HAS_CRC = 1, 2, 4, 8, 16, 32, 64
 HAS_STATISTICS, HAS_SUMS = 128, 256
@@ -324,40 +321,16 @@ def keep_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return pa.concat_tables(parts) if parts else table.slice(0, 0)
 
 
-def volume(extent: Extent) -> int:
-    """How many coordinates an extent spans."""
-    total = 1
-    for start, stop in extent:
-        total *= max(stop - start, 0)
-    return total
-
-
-def extent_of_grid(counts: tuple[int, ...]) -> Extent:
-    """Give the extent of a grid with so many chunks along each dimension."""
-    return tuple((0, count) for count in counts)
-
-
-def coord_in(extent: Extent, place: int) -> tuple[int, ...]:
-    """Give the coordinate at a place of an extent that is gone through in order."""
-    coord = []
-    for start, stop in reversed(extent):
-        place, step = divmod(place, stop - start)
-        coord.append(start + step)
-    return tuple(reversed(coord))
-
-
-def extent_of(coord: pa.Array, ndim: int) -> Extent:
+def extent_of(coord: pa.Array, ndim: int) -> Box:
     """Find the smallest extent around the coordinates of a column that is not empty."""
-    decoded = coords.decode(coord, ndim)
-    low, high = decoded.min(axis=0), decoded.max(axis=0)
-    return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
+    return around(coords.decode(coord, ndim))
 
 
-def extent_within(column: pa.Array, bounds: Extent) -> Extent:
+def extent_within(column: pa.Array, bounds: Box) -> Box:
     """Find the smallest extent around sorted coordinates within bounds, and stop where it reaches all of them."""
     ndim = len(bounds)
     first, last = coords.decode_one(column[0].as_py()), coords.decode_one(column[-1].as_py())
-    extent: Extent = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
+    extent: Box = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
     for start in range(0, len(column), _SOME_ROWS):
         if extent[1:] == bounds[1:]:  # the first dimension is that of the first and the last row
             break
@@ -455,7 +428,7 @@ class ArrayRuns:
     flags: npt.NDArray[np.uint16]
     """Density, contents and form."""
 
-    def extent(self, place: int) -> Extent:
+    def extent(self, place: int) -> Box:
         """Give one array's extent."""
         ndim = int(self.ndims[place])
         low, high = self.starts[place, :ndim].tolist(), self.stops[place, :ndim].tolist()
@@ -495,7 +468,7 @@ def _sums_of_lengths(table: pa.Table, firsts: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 def describe_arrays(
-    table: pa.Table, ndims: Mapping[int, int], within: Mapping[int, Extent] | None = None
+    table: pa.Table, ndims: Mapping[int, int], within: Mapping[int, Box] | None = None
 ) -> ArrayRuns:
     """Describe what sorted rows hold of each array, all arrays at once.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from icechunk_arrow.core.boxes import Boxes, contains
 from icechunk_arrow.core.chunks import DENSE
 from icechunk_arrow.core.columns import distinct
 from icechunk_arrow.core.lazy import lazy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 __all__ = ["NO_ENTRIES", "NO_INVENTORIES", "Entries", "Inventories", "InventoryEntry"]
 
@@ -34,7 +35,7 @@ class InventoryEntry:
 
     manifest: str
     row: int
-    extent: Extent
+    extent: Box
     flags: int
     row_count: int
     stored_bytes: int
@@ -44,14 +45,6 @@ class InventoryEntry:
     def is_dense(self) -> bool:
         """Whether every coordinate of the extent has a row, in order."""
         return bool(self.flags & DENSE)
-
-    def spans(self, coord: Sequence[int]) -> bool:
-        """Whether a coordinate lies in the extent."""
-        # A generator inside all() would cost twice as much, on every read of a chunk.
-        for index, (start, stop) in zip(coord, self.extent, strict=True):  # noqa: SIM110
-            if not start <= index < stop:
-                return False
-        return True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,11 +63,10 @@ class Inventories:
         return len(self.manifests)
 
     def __getitem__(self, index: int) -> InventoryEntry:
-        starts, stops = self.starts[index].tolist(), self.stops[index].tolist()
         return InventoryEntry(
             manifest=self.manifests[index],
             row=int(self.rows[index]),
-            extent=tuple(zip(starts, stops, strict=True)),
+            extent=self.boxes[index],
             flags=int(self.flags[index]),
             row_count=int(self.row_counts[index]),
             stored_bytes=int(self.stored_bytes[index]),
@@ -88,6 +80,11 @@ class Inventories:
         """How many chunks there are in all."""
         return int(self.row_counts.sum()) if self.manifests else 0
 
+    @property
+    def boxes(self) -> Boxes:
+        """The extents."""
+        return Boxes(self.starts, self.stops)
+
     @lazy
     def _listed(self) -> tuple[InventoryEntry, ...]:
         return tuple(self)
@@ -95,14 +92,12 @@ class Inventories:
     def holding(self, coord: Sequence[int]) -> list[InventoryEntry]:
         """Entries whose extent contains a coordinate."""
         if len(self.manifests) <= _FEW:
-            return [entry for entry in self._listed if entry.spans(coord)]
+            return [entry for entry in self._listed if contains(entry.extent, coord)]
         low, high = 0, len(self.manifests)
         if coord:  # entries stand in the order of their starts
             low = int(self._reach.searchsorted(coord[0], "right"))
             high = int(self._first.searchsorted(coord[0], "right"))
-        point = np.array(coord, np.uint64)
-        starts, stops = self.starts[low:high], self.stops[low:high]
-        mask = ((starts <= point) & (point < stops)).all(axis=1)
+        mask = Boxes(self.starts[low:high], self.stops[low:high]).hold(coord)
         return [self[low + index] for index in np.flatnonzero(mask).tolist()]
 
     @lazy
@@ -114,14 +109,6 @@ class Inventories:
     def _reach(self) -> npt.NDArray[np.uint64]:
         """How far along the first dimension any entry up to this one goes."""
         return np.maximum.accumulate(self.stops[:, 0])
-
-    def overlapping(self, extent: Extent) -> list[int]:
-        """Entries whose extent has a coordinate in common with this one."""
-        if not self.manifests:
-            return []
-        box = np.array(extent, np.uint64).reshape(-1, 2)
-        mask = ((self.starts < box[:, 1]) & (box[:, 0] < self.stops)).all(axis=1)
-        return np.flatnonzero(mask).tolist()
 
     def chosen(self, which: npt.NDArray[Any]) -> Inventories:
         """Some of the entries, by mask or by number."""
@@ -181,21 +168,6 @@ class Inventories:
             flags=np.array([e.flags for e in ordered], np.uint16),
             row_counts=np.array([e.row_count for e in ordered], np.uint64),
             stored_bytes=np.array([e.stored_bytes for e in ordered], np.uint64),
-        )
-
-    @classmethod
-    def of_extents(cls, extents: Sequence[Extent], ndim: int) -> Inventories:
-        """Put mere extents into columns, in their order: for questions of what meets what."""
-        box = np.array(extents, np.uint64).reshape(len(extents), ndim, 2)
-        none = np.zeros(len(extents), np.uint64)
-        return cls(
-            manifests=("",) * len(extents),
-            rows=none,
-            starts=box[:, :, 0],
-            stops=box[:, :, 1],
-            flags=none.astype(np.uint16),
-            row_counts=none,
-            stored_bytes=none,
         )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.chunk_set import ChunkSet
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 __all__ = [
     "ENTRY_SCHEMA",
@@ -78,7 +78,7 @@ def describe(
     table: pa.Table,
     manifest: str,
     ndims: Mapping[int, int],
-    within: Mapping[int, Extent] | None = None,
+    within: Mapping[int, Box] | None = None,
 ) -> pa.Table:
     """Describe what a manifest holds of each array, as ``describe_arrays`` does: its entries, in order."""
     found = describe_arrays(table, ndims, within)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from icechunk_arrow.core.boxes import Boxes
 from icechunk_arrow.core.placement import groups_of, limit_of
 from icechunk_arrow.core.splits import axis_of, box_of
 
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
 
-__all__ = ["Cut", "Repacking", "meeting", "plan_repacking"]
+__all__ = ["Cut", "Repacking", "plan_repacking"]
 
-_PAIRS = 1 << 20
-"""How many pairs of extents are compared at once."""
 _FAR = np.uint64(2**64 - 1)
 
 
@@ -108,8 +107,10 @@ def _parts_to_cut(
     """
     limit = limit_of(chosen)
     places, slices = _places(found, limit, shape, chosen)
-    wrong = ~alone | (found.row_counts > limit) | meeting(places[:, :, 0], places[:, :, 1])
-    keys = [places[:, d, side] for d in reversed(range(places.shape[1])) for side in (1, 0)]
+    wrong = ~alone | (found.row_counts > limit) | places.meet_one_another()
+    keys = [
+        side[:, d] for d in reversed(range(places.ndim)) for side in (places.stops, places.starts)
+    ]
     order = np.lexsort(keys)
     wrong, small, slices = wrong[order], found.row_counts[order] * 2 <= limit, slices[order]
     reach = np.maximum.accumulate(slices[:, 1])
@@ -132,8 +133,8 @@ def _parts_to_cut(
 
 def _places(
     found: Inventories, limit: int, shape: ArrayShape, chosen: ManifestSet
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Where parts stand among the boxes of the cut grid: parts × dimensions × 2, and first and last slice.
+) -> tuple[Boxes, npt.NDArray[np.uint64]]:
+    """Where parts stand among the boxes of the cut grid, as boxes of these; and first and last slice.
 
     The cut axis comes first. A part goes on from box to box, so neighbours may share its first and last slice
     along an axis: of one over several slices only what lies between counts, for which they are numbered by
@@ -144,39 +145,15 @@ def _places(
     box = np.array(box_of(shape.chunk_counts, limit, axis), np.uint64)
     one, two = np.uint64(1), np.uint64(2)
     first, last = found.starts // box, (found.stops - one) // box
-    places = np.zeros((len(found), ndim, 2), np.uint64)
+    places = Boxes(*np.zeros((2, len(found), ndim), np.uint64))
     free = np.zeros(len(found), np.bool_)
     axes = [axis, *(each for each in range(ndim) if each != axis)]
     for number, each in enumerate(axes):
         several = first[:, each] < last[:, each]
         start = first[:, each] * two + several
         stop = np.where(several, last[:, each] * two, start + one)
-        places[:, number, 0] = np.where(free, np.uint64(0), start)
-        places[:, number, 1] = np.where(free, _FAR, stop)
+        places.starts[:, number] = np.where(free, np.uint64(0), start)
+        places.stops[:, number] = np.where(free, _FAR, stop)
         free |= several
     cut = next((each for each in axes if int(last[:, each].max())), axis)
     return places, np.stack([first[:, cut], last[:, cut]], axis=1)
-
-
-def meeting(starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Tell which extents have a coordinate in common with another one."""
-    count, ndim = starts.shape
-    found = np.zeros(count, np.bool_)
-    if ndim == 0:
-        return np.full(count, count > 1)
-    order = np.argsort(starts[:, 0], kind="stable")
-    low, high = starts[order], stops[order]
-    after = np.searchsorted(low[:, 0], high[:, 0])  # whoever begins before this one ends
-    partners = after - np.arange(count) - 1
-    begin = 0
-    while begin < count:
-        ends = np.cumsum(partners[begin:])
-        stop = begin + max(int(np.searchsorted(ends, _PAIRS, side="right")), 1)
-        some = partners[begin:stop]
-        a = np.repeat(np.arange(begin, stop), some)
-        b = a + 1 + np.arange(len(a)) - np.repeat(np.cumsum(some) - some, some)
-        meets = ((low[a] < high[b]) & (low[b] < high[a])).all(axis=1)
-        found[order[a[meets]]] = True
-        found[order[b[meets]]] = True
-        begin = stop
-    return found

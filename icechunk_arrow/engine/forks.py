@@ -28,7 +28,6 @@ from icechunk_arrow.core.chunks import (
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, inventories_by_array
-from icechunk_arrow.core.overlaps import overlapping
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
 from icechunk_arrow.engine.commit import make_durable, plan, write_files
@@ -173,7 +172,7 @@ def refuse_deleted(
                 held = found.get(node_id, NO_INVENTORIES)
                 if other == number:
                     continue
-                for place_ in chunks.touching(held):
+                for place_ in chunks.touching(held.boxes):
                     table = context.files.read_manifest(held.manifests[place_])
                     column = one_array(rows_of_array(table, node_id)["coord"])
                     both = np.flatnonzero(chunks.mask(column))
@@ -196,7 +195,7 @@ class _Held:
 
     def groups(self) -> Iterator[list[str]]:
         """Manifests of different forks that may have a chunk in common, in the forks' order."""
-        labels = overlapping(self.entries.starts, self.entries.stops)
+        labels = self.entries.boxes.labels()
         owners = np.array([self.owners[name] for name in self.entries.manifests], np.int64)
         order = np.lexsort([owners, labels])
         for first, last in pairwise(run_edges(labels[order]).tolist()):
@@ -309,10 +308,11 @@ def arrays_of(
 
 def _refuse_outside(part: WrittenChunks, written: Inventories, view: ArrayView) -> None:
     """Refuse chunks, written or deleted, for which an array has no place any more."""
-    counts = np.array(view.grid.chunk_counts, np.uint64)
+    counts = view.grid.chunk_counts
     mine = from_numpy(to_numpy(part.deleted["array_id"]) == view.node.id, pa.bool_())
     gone = coords.decode(one_array(part.deleted["coord"]).filter(mine), len(counts))
-    if (len(written) and (written.stops > counts).any()) or (gone >= counts).any():
+    outside = (gone >= np.array(counts, np.uint64)).any()
+    if outside or (len(written) and written.boxes.leave(counts).any()):
         raise InvalidInputError(
             f"{view.node.path!r} was made smaller meanwhile, and a fork wrote outside of it. Fork the session "
             f"again, and repeat the writing."

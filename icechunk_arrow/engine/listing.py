@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import around, inside, points_of
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
     keep_rows,
     member_mask,
-    volume,
 )
 from icechunk_arrow.core.columns import (
     from_numpy,
@@ -177,14 +177,11 @@ class _Layers:
     def _in_runs(self, runs: Runs, batch: Coordinates) -> Mask:
         """Which chunks stand in the runs; only runs around them are read, where they have holes."""
         mask = np.zeros(len(batch), np.bool_)
-        low, high = batch.min(axis=0).tolist(), batch.max(axis=0).tolist()
-        extent = tuple((a, b + 1) for a, b in zip(low, high, strict=True))
-        for number in runs.inventories.overlapping(extent):
+        for number in np.flatnonzero(runs.inventories.boxes.meet(around(batch))).tolist():
             entry = runs.inventories[number]
-            box = np.array(entry.extent, np.uint64).reshape(-1, 2)
-            inside = ((box[:, 0] <= batch) & (batch < box[:, 1])).all(axis=1)
-            if entry.is_dense or not inside.any():
-                mask |= inside
+            within = inside(entry.extent, batch)
+            if entry.is_dense or not within.any():
+                mask |= within
                 continue
             ndim = batch.shape[1]
             encoded = coords.encode(batch)
@@ -203,16 +200,8 @@ def _entry_coordinates(
         for table in _entry_tables(files, array_id, entry, past_cache, columns):
             yield _coordinates_of(table, entry, ndim)
         return
-    shape = tuple(stop - start for start, stop in entry.extent)
-    first = np.array([start for start, _ in entry.extent], np.uint64)
-    total = volume(entry.extent)
-    for start in range(0, total, BATCH_ROWS):
-        places = np.arange(start, min(start + BATCH_ROWS, total))
-        if ndim == 0:
-            yield np.zeros((len(places), 0), np.uint64)
-            continue
-        index = np.stack(np.unravel_index(places, shape), axis=1)
-        yield index.astype(np.uint64) + first
+    for start in range(0, entry.row_count, BATCH_ROWS):
+        yield points_of(entry.extent, start, min(start + BATCH_ROWS, entry.row_count))
 
 
 def _coordinates_of(table: pa.Table, entry: InventoryEntry, ndim: int) -> Coordinates:
@@ -222,8 +211,7 @@ def _coordinates_of(table: pa.Table, entry: InventoryEntry, ndim: int) -> Coordi
         found = coords.decode(one_array(table["coord"]), ndim)
     except CorruptFileError as error:
         raise wrong_file(key, str(error)) from None
-    box = np.array(entry.extent, np.uint64).reshape(-1, 2)
-    if ((found < box[:, 0]) | (found >= box[:, 1])).any():
+    if not inside(entry.extent, found).all():
         raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
     return found
 

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, coord_in, is_virtual
+from icechunk_arrow.core.boxes import point_at
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, is_virtual
 from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy, validity
 from icechunk_arrow.core.ids import is_id
 from icechunk_arrow.core.lazy import lazy
@@ -22,7 +23,7 @@ from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import manifest
 
 if TYPE_CHECKING:
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.inventories import InventoryEntry
     from icechunk_arrow.formats.envelope import Sealed
 
@@ -98,7 +99,7 @@ class Rows:
         self.key = opened.sealed.key
         self._start = opened.group_starts[group]
         self._coord_range = opened.coord_range(group)
-        self._runs: dict[tuple[int, Extent], bool] = {}
+        self._runs: dict[tuple[int, Box], bool] = {}
         ids = to_numpy(table["array_id"])
         self._ids = ids.data
         self._id_range = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
@@ -171,7 +172,7 @@ class Rows:
         last = first + len(self) - 1
         if first < 0 or last >= entry.row_count:
             return False
-        ends = coord_in(entry.extent, first), coord_in(entry.extent, last)
+        ends = point_at(entry.extent, first), point_at(entry.extent, last)
         return tuple(map(coords.encode_one, ends)) == self._coord_range
 
     def find(self, coord: bytes, start: int, stop: int) -> int | None:

@@ -23,7 +23,7 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.storage.port import Storage
 
 __all__ = ["NOTHING_WRITTEN", "ManifestWriter", "WrittenManifests"]
@@ -56,7 +56,7 @@ _Result = tuple[pa.Table, int]
 class _Given(NamedTuple):
     table: pa.Table
     ndims: Mapping[int, int]
-    within: Mapping[int, Extent] | None
+    within: Mapping[int, Box] | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,7 +106,7 @@ class ManifestWriter:
         table: pa.Table,
         ndims: Mapping[int, int],
         *,
-        within: Mapping[int, Extent] | None = None,
+        within: Mapping[int, Box] | None = None,
     ) -> str:
         """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.
 

@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import grid_box, volume
 from icechunk_arrow.core.chunks import (
     DENSE,
     extent_of,
-    extent_of_grid,
     keep_rows,
     rows_of_arrays,
-    volume,
 )
 from icechunk_arrow.core.columns import bytes_at, to_numpy
 from icechunk_arrow.core.json_values import changed_members, decode_json
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from icechunk_arrow.core.chunk_set import ChunkSet
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
@@ -194,9 +193,9 @@ class ArrayShapes:
         """Give the shape of an array."""
         return _NodeShape(self._node(node_id), self._chunks.chunk_count(node_id))
 
-    def grid(self, node_id: int) -> Extent:
+    def grid(self, node_id: int) -> Box:
         """Give the extent of an array's grid, which its chunks do not leave."""
-        return extent_of_grid(self._node(node_id).chunk_counts)
+        return grid_box(self._node(node_id).chunk_counts)
 
     def ranks(self, table: pa.Table) -> dict[int, int]:
         """Tell how many dimensions the arrays of some rows have."""
@@ -204,7 +203,7 @@ class ArrayShapes:
         columns = ((array_id, self._node(array_id).columns) for array_id in ids.tolist())
         return {array_id: len(found.shape) for array_id, found in columns if found is not None}
 
-    def bounds(self, table: pa.Table) -> dict[int, Extent]:
+    def bounds(self, table: pa.Table) -> dict[int, Box]:
         """Give the extent of the grid where all of some rows are one array's: there it pays to know it."""
         ids = to_numpy(table["array_id"])
         return {int(ids[0]): self.grid(int(ids[0]))} if ids[0] == ids[-1] else {}
@@ -231,7 +230,7 @@ def plan_reading(
         if node is None or not len(node.inventories):
             continue
         chunks = changes.chunks.chunk_set(node_id, shapes.grid(node_id))
-        affected = chunks.touching(node.inventories)
+        affected = chunks.touching(node.inventories.boxes)
         if affected:
             going[node_id] = chunks
         for index in affected:

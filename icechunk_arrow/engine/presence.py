@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import inside
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import member_mask
 from icechunk_arrow.core.columns import from_numpy, indices, one_array
@@ -36,15 +37,13 @@ def present_in(
         return found
     ndim = inventories.starts.shape[1]
     points = coords.decode(column, ndim)
-    for number in ChunkSet.of(ndim, deleted=column).touching(inventories):
+    for number in ChunkSet.of(ndim, deleted=column).touching(inventories.boxes):
         entry = inventories[number]
-        inside = np.ones(len(points), np.bool_)
-        for axis, (start, stop) in enumerate(entry.extent):
-            inside &= (points[:, axis] >= start) & (points[:, axis] < stop)
+        held = inside(entry.extent, points)
         if entry.is_dense:
-            found |= inside
+            found |= held
             continue
-        rows = np.flatnonzero(inside & ~found)
+        rows = np.flatnonzero(held & ~found)
         if len(rows) <= _FEW:
             alone = inventories.chosen(np.arange(len(inventories)) == number)
             for row in rows.tolist():

@@ -83,7 +83,7 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
     if not len(runs):
         return runs
     found = runs.inventories
-    touched = set(chunks.touching(found))
+    touched = set(chunks.touching(found.boxes))
     again = range(len(found)) if runs.array_id != array_id else sorted(touched)
     replaced = set()
     ndim = found.starts.shape[1]

@@ -19,7 +19,6 @@ from icechunk_arrow.core.chunks import (
     ChunkRef,
     chunk_table,
     concat_sorted,
-    extent_of_grid,
     keep_rows,
     rows_of_array,
     rows_of_refs,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.engine.payloads import PayloadWriter, PlacedPayloads
     from icechunk_arrow.engine.staging import ArrayDelta, Runs
 
@@ -119,16 +118,16 @@ class Settled:
         own = self.written.counts.get(array_id, 0)
         return own + (0 if runs is None else runs.inventories.chunk_count)
 
-    def chunk_set(self, array_id: int, grid: Extent) -> ChunkSet:
+    def chunk_set(self, array_id: int, grid: Box) -> ChunkSet:
         """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
-        runs, kept = self.runs.get(array_id), self.kept.get(array_id)
+        runs = self.runs.get(array_id)
         return ChunkSet.of(
             len(grid),
             written=self.written.of_node(array_id),
             within=grid,
             deleted=self.gone.of_node(array_id),
             runs=NO_INVENTORIES if runs is None else runs.inventories,
-            outside=None if kept is None else extent_of_grid(kept),
+            kept=self.kept.get(array_id),
         )
 
     @property

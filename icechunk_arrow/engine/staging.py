@@ -24,7 +24,6 @@ from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
     ChunkRef,
     concat_sorted,
-    extent_of_grid,
     keep_rows,
     member_mask,
     with_array_id,
@@ -112,13 +111,8 @@ class ArrayDelta:
     def void_in_runs(self) -> ChunkSet:
         """Tell which rows of the runs do not count, for newer ones or because the array shrank."""
         present, gone = self.coordinates()
-        kept = self.runs.kept
-        return ChunkSet.of(
-            self.runs.inventories.starts.shape[1],
-            written=present,
-            deleted=gone,
-            outside=None if kept is None else extent_of_grid(kept),
-        )
+        ndim = self.runs.inventories.boxes.ndim
+        return ChunkSet.of(ndim, written=present, deleted=gone, kept=self.runs.kept)
 
     def forget(self, covered: ChunkSet) -> None:
         """Drop entries and tables that something newer covers."""

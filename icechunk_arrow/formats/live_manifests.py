@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.snapshot import Snapshot
 
 __all__ = [
@@ -186,7 +186,7 @@ def tenants(snapshot: Snapshot, manifests: Iterable[str]) -> dict[str, dict[int,
     return found
 
 
-def extents(snapshot: Snapshot, manifest: str) -> dict[int, Extent]:
+def extents(snapshot: Snapshot, manifest: str) -> dict[int, Box]:
     """Give the extents of a manifest's rows, by array."""
     entries = snapshot.entries
     chosen = np.flatnonzero(entries.of_manifests([manifest]))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import chunks, coords
+from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_values
 from tests.core.chunk_rows import content_flags
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from random import Random
 
     import numpy.typing as npt
+
+    from icechunk_arrow.core.boxes import Box
 
 NATIVE = ChunkRef(file=ID, offset=5, length=10)
 VIRTUAL = ChunkRef(file="s3://b/k", offset=5, length=10)
@@ -102,25 +105,6 @@ def test_membership(column: list[bytes], values: list[bytes]) -> None:
     mask = chunks.member_mask(from_values(column, binary), from_values(values, binary))
 
     assert mask.tolist() == [value in values for value in column]
-
-
-@given(st.integers(0, 3).flatmap(extents))
-def test_volume(extent: chunks.Extent) -> None:
-    """How many coordinates there are; a scalar's extent has one."""
-    assert chunks.volume(extent) == math.prod(stop - start for start, stop in extent)
-    assert chunks.volume(()) == 1
-    assert chunks.volume(((5, 3), (0, 2))) == 0
-
-
-@given(st.integers(0, 3).flatmap(extents), st.data())
-def test_the_coordinate_at_a_place(extent: chunks.Extent, data: st.DataObject) -> None:
-    """Places go through an extent with the last index fastest."""
-    index = data.draw(st.tuples(*(st.integers(a, b - 1) for a, b in extent)))
-    place = 0
-    for number, (start, stop) in zip(index, extent, strict=True):
-        place = place * (stop - start) + number - start
-
-    assert chunks.coord_in(extent, place) == index
 
 
 @given(st.integers(1, 3).flatmap(refs_of))
@@ -226,12 +210,12 @@ def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -
         assert found.flags[place] == (
             content_flags(rows)
             | chunks.form_flags(table)
-            | chunks.DENSE * (chunks.volume(extent) == count)
+            | chunks.DENSE * (volume(extent) == count)
         )
 
 
 @st.composite
-def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], chunks.Extent]:
+def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], Box]:
     """Many sorted places within a box, which they need not fill up to its sides."""
     ndim = draw(st.integers(0, 3))
     sides = [(draw(st.integers(0, 100)), draw(st.integers(1, 30))) for _ in range(ndim)]
@@ -251,7 +235,7 @@ def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], chunks.Extent]
 @settings(max_examples=30)
 @given(holed_boxes(), st.booleans())
 def test_describing_rows_that_lie_within_an_extent(
-    given: tuple[npt.NDArray[np.uint64], chunks.Extent], second: bool
+    given: tuple[npt.NDArray[np.uint64], Box], second: bool
 ) -> None:
     """The extent that rows are known not to leave says how far to look, and is never taken for theirs."""
     index, within = given

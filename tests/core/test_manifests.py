@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords, manifests
+from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import (
     DENSE,
     concat_sorted,
     form_flags,
     rows_of_arrays,
-    volume,
 )
 from icechunk_arrow.core.inventories import Inventories, InventoryEntry
 from tests.core.chunk_rows import (
@@ -36,7 +36,7 @@ from tests.formats.kinds import ID
 from tests.formats.strategies import chunk_tables
 
 if TYPE_CHECKING:
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 arrays = st.dictionaries(
     st.integers(1, 4),
@@ -53,7 +53,7 @@ def test_subtraction_takes_out_what_goes_and_nothing_else(
     """Rows of removed arrays; of others what is written, in a box, or outside what is kept."""
     table = concat_sorted([table_of(i, places) for i, places in sorted(held.items())])
     removed = data.draw(st.sets(st.integers(1, 5), max_size=2))
-    gone: dict[int, tuple[set[Place], Extent, Place | None]] = {
+    gone: dict[int, tuple[set[Place], Box, Place | None]] = {
         array_id: (
             data.draw(st.sets(st.tuples(small, small), max_size=8)),
             data.draw(boxes(2)),
@@ -68,7 +68,7 @@ def test_subtraction_takes_out_what_goes_and_nothing_else(
                 2,
                 written=binary(sorted(places)),
                 boxes=[box for box in [block] if not inside(box) & set(places)],
-                outside=None if kept is None else tuple((0, stop) for stop in kept),
+                kept=kept,
             )
             for array_id, (places, block, kept) in gone.items()
         },
@@ -93,7 +93,7 @@ def test_subtraction_from_a_scalar() -> None:
     """The one chunk of an array without dimensions goes when it is named, and not by shrinking."""
     table = table_of(1, [()])
 
-    written, shrunk = ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, outside=())
+    written, shrunk = ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, kept=())
     assert manifests.subtract(table, {1: written}, ()).num_rows == 0
     assert manifests.subtract(table, {1: shrunk}, ()).num_rows == 1
     assert manifests.subtract(table, {2: written}, {3}).equals(table)
@@ -127,7 +127,7 @@ def test_entries_describe_each_array(table: pa.Table, data: st.DataObject) -> No
 
 
 @given(st.integers(0, 3).flatmap(boxes))
-def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Extent) -> None:
+def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Box) -> None:
     """In a dense entry the row of a coordinate is its place in the extent, last index fastest."""
     table = concat_sorted([table_of(1, [(9,)]), table_of(2, sorted(inside(extent)))])
     entry = described(table, {1: 1, 2: len(extent)})[2]

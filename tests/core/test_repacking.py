@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core import placement, repacking
+from icechunk_arrow.core import placement
 from icechunk_arrow.core.chunks import concat_sorted
 from icechunk_arrow.core.inventories import Inventories
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
 from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe, inventories_by_array
 from icechunk_arrow.core.packing import PlainShape
 from icechunk_arrow.core.placement import groups_of, limit_of
-from icechunk_arrow.core.repacking import meeting, plan_repacking
+from icechunk_arrow.core.repacking import plan_repacking
 from tests.core.chunk_rows import Place, boxes, meets, places_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from icechunk_arrow.core.chunks import Extent
     from icechunk_arrow.core.repacking import Repacking
 
 NAMES = ("x", "y", "z")
@@ -239,21 +238,3 @@ def test_an_empty_repository_has_nothing_to_repack() -> None:
     plan = planned({}, shapes, ManifestSettings())
 
     assert (plan.kept, plan.replaced, plan.together, plan.cut) == (frozenset(), frozenset(), (), {})
-
-
-# -- which extents meet
-
-
-@given(st.integers(0, 3).flatmap(lambda n: st.lists(boxes(n), max_size=12).map(lambda e: (n, e))))
-def test_meeting(question: tuple[int, list[Extent]]) -> None:
-    """An extent is named exactly if it has a coordinate in common with another one."""
-    ndim, extents = question
-    columns = Inventories.of_extents(extents, ndim)
-    expected = [
-        any(meets(one, other) for n, other in enumerate(extents) if n != number)
-        for number, one in enumerate(extents)
-    ]
-    assert meeting(columns.starts, columns.stops).tolist() == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repacking, "_PAIRS", 3)
-        assert meeting(columns.starts, columns.stops).tolist() == expected

@@ -11,7 +11,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, volume
+from icechunk_arrow.core.boxes import volume
+from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
@@ -45,7 +46,7 @@ from tests.refs import table_of_refs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 ids = st.binary(min_size=12, max_size=12).map(encode_id)
 moments = st.integers(0, 220 * 10**15).map(
@@ -107,7 +108,7 @@ def facts(draw: st.DrawFn, largest_id: int = 0) -> SnapshotFacts:
 
 
 @st.composite
-def extents(draw: st.DrawFn, ndim: int) -> Extent:
+def extents(draw: st.DrawFn, ndim: int) -> Box:
     """A half-open range per dimension."""
     starts = [draw(indices) for _ in range(ndim)]
     return tuple((start, start + draw(st.integers(1, 2**16))) for start in starts)
