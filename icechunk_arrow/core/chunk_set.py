@@ -1,6 +1,9 @@
 """A set of chunks of one array, known by coordinates and boxes: what was written, or goes.
 
-Whether it touches a manifest is decided on extents; rows are looked at only where that does not tell.
+Whether it touches a manifest is decided on extents; rows are looked at only where that does not tell. What a commit
+takes out of manifests is such a set of each array.
+
+Specification: schemas/README.md#manifests-of-a-snapshot
 """
 
 from __future__ import annotations
@@ -14,20 +17,27 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import Boxes, volume
-from icechunk_arrow.core.chunks import DENSE, extent_of, extent_within, member_mask
-from icechunk_arrow.core.columns import empty, from_values, indices, to_numpy
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.chunks import (
+    DENSE,
+    extent_of,
+    extent_within,
+    keep_rows,
+    member_mask,
+    rows_of_arrays,
+)
+from icechunk_arrow.core.columns import empty, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import numpy.typing as npt
 
     from icechunk_arrow.core.boxes import Box
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 
-__all__ = ["ChunkSet"]
+__all__ = ["ChunkSet", "subtract"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,7 +51,7 @@ class ChunkSet:
     """No two of them have a chunk in common."""
     kept: Sequence[int] | None = None
     """Everything outside of a grid with so many chunks along each dimension belongs to the set."""
-    sparse: Inventories = NO_INVENTORIES
+    sparse: Inventory = NO_INVENTORY
     """Manifests whose rows belong to the set too; they have to be read to know them."""
 
     @classmethod
@@ -51,7 +61,7 @@ class ChunkSet:
         *,
         written: pa.Array | None = None,
         deleted: pa.Array | None = None,
-        runs: Inventories = NO_INVENTORIES,
+        runs: Inventory = NO_INVENTORY,
         boxes: Sequence[Box] = (),
         kept: Sequence[int] | None = None,
         within: Box | None = None,
@@ -68,7 +78,7 @@ class ChunkSet:
                 found.append(extent)
             else:
                 single.append(written)
-        full, sparse = Boxes.of(found, ndim), NO_INVENTORIES
+        full, sparse = Boxes.of(found, ndim), NO_INVENTORY
         if len(runs):
             dense = (runs.flags & DENSE) != 0
             full = full.and_also(runs.boxes.chosen(dense))
@@ -111,7 +121,7 @@ class ChunkSet:
         if not len(self.sparse):
             return []
         met = np.flatnonzero(self.sparse.boxes.meet(extent)).tolist()
-        return [self.sparse.manifests[number] for number in met]
+        return [self.sparse.names[number] for number in met]
 
     def with_coordinates(self, more: list[pa.Array]) -> ChunkSet:
         """Add coordinates that were read."""
@@ -141,3 +151,19 @@ class ChunkSet:
         ends = from_values([first, last], pa.binary())
         behind = to_numpy(pc.greater_equal(column, ends[0]))
         return np.flatnonzero(behind & to_numpy(pc.less_equal(column, ends[1])))
+
+
+def subtract(
+    table: pa.Table, removals: Mapping[int, ChunkSet], removed: Collection[int]
+) -> pa.Table:
+    """Take rows out: all of removed arrays, and of others the chunks of a set."""
+    ids, starts, counts = rows_of_arrays(table)
+    stays = np.ones(table.num_rows, np.bool_)
+    column = one_array(table["coord"])
+    for array_id, start, count in zip(ids.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        if array_id in removed:
+            stays[start : start + count] = False
+        elif array_id in removals:
+            gone = removals[array_id].mask(column.slice(start, count))
+            stays[start : start + count] = ~gone
+    return keep_rows(table, stays)

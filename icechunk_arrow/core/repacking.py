@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
 
@@ -55,7 +55,7 @@ class Repacking:
 
 
 def plan_repacking(
-    arrays: Mapping[int, Inventories],
+    arrays: Mapping[int, Inventory],
     settings: ManifestSettings,
     shapes: Callable[[int], ArrayShape],
 ) -> Repacking:
@@ -63,7 +63,7 @@ def plan_repacking(
     sizes = {array_id: each.chunk_count for array_id, each in arrays.items() if len(each)}
     tenants: dict[str, set[int]] = {}
     for array_id in sizes:
-        for name in arrays[array_id].manifests:
+        for name in arrays[array_id].names:
             tenants.setdefault(name, set()).add(array_id)
     kept: set[str] = set()
     together: list[tuple[int, ...]] = []
@@ -71,21 +71,21 @@ def plan_repacking(
     for chosen, members in groups_of(settings, sizes, shapes):
         first = arrays[members[0]]
         if len(members) == 1 and sizes[members[0]] > limit_of(chosen):
-            alone = np.array([len(tenants[name]) == 1 for name in first.manifests], np.bool_)
+            alone = np.array([len(tenants[name]) == 1 for name in first.names], np.bool_)
             parts = _parts_to_cut(first, alone, chosen, shapes(members[0]))
-            kept.update(set(first.manifests).difference(*parts))
+            kept.update(set(first.names).difference(*parts))
             if parts:
                 cut[members[0]] = Cut(home=chosen, parts=parts)
-        elif {name for each in members for name in arrays[each].manifests} == {
-            first.manifests[0]
-        } and tenants[first.manifests[0]] == set(members):
-            kept.add(first.manifests[0])
+        elif {name for each in members for name in arrays[each].names} == {
+            first.names[0]
+        } and tenants[first.names[0]] == set(members):
+            kept.add(first.names[0])
         else:
             together.append(members)
     replaced = frozenset(tenants.keys() - kept)
     moved = sum(sizes[each] for members in together for each in members)
     for array_id in cut:
-        again = np.array([name in replaced for name in arrays[array_id].manifests], np.bool_)
+        again = np.array([name in replaced for name in arrays[array_id].names], np.bool_)
         moved += int(arrays[array_id].row_counts[again].sum())
     return Repacking(
         kept=frozenset(kept),
@@ -97,7 +97,7 @@ def plan_repacking(
 
 
 def _parts_to_cut(
-    found: Inventories, alone: npt.NDArray[np.bool_], chosen: ManifestSet, shape: ArrayShape
+    found: Inventory, alone: npt.NDArray[np.bool_], chosen: ManifestSet, shape: ArrayShape
 ) -> tuple[tuple[str, ...], ...]:
     """Find what is to be cut again of an array: groups of neighbouring parts; all others may stay.
 
@@ -126,13 +126,13 @@ def _parts_to_cut(
         again[group - 1] |= again[group] & last_small[group - 1]
     edges = np.flatnonzero(np.diff(np.r_[False, again, False])).reshape(-1, 2)
     return tuple(
-        tuple(found.manifests[row] for row in order[begins[start] : ends[stop - 1]].tolist())
+        tuple(found.names[row] for row in order[begins[start] : ends[stop - 1]].tolist())
         for start, stop in edges.tolist()
     )
 
 
 def _places(
-    found: Inventories, limit: int, shape: ArrayShape, chosen: ManifestSet
+    found: Inventory, limit: int, shape: ArrayShape, chosen: ManifestSet
 ) -> tuple[Boxes, npt.NDArray[np.uint64]]:
     """Where parts stand among the boxes of the cut grid, as boxes of these; and first and last slice.
 
@@ -144,7 +144,8 @@ def _places(
     axis = axis_of(chosen.split_along, shape.dimension_names, ndim)
     box = np.array(box_of(shape.chunk_counts, limit, axis), np.uint64)
     one, two = np.uint64(1), np.uint64(2)
-    first, last = found.starts // box, (found.stops - one) // box
+    held = found.boxes
+    first, last = held.starts // box, (held.stops - one) // box
     places = Boxes(*np.zeros((2, len(found), ndim), np.uint64))
     free = np.zeros(len(found), np.bool_)
     axes = [axis, *(each for each in range(ndim) if each != axis)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from icechunk_arrow.core.manifest_columns import IN_TABLES
 from icechunk_arrow.duckdb.quoting import identifier, text
 from icechunk_arrow.sql_texts import fill, statement
 from icechunk_arrow.tables.scans import kind_and_location
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from icechunk_arrow.core.manifest_columns import Column
     from icechunk_arrow.tables.scans import Scan
 
 __all__ = [
@@ -67,22 +69,6 @@ RUN_COLUMNS = (
     ("node_id", "BIGINT"),
     ("runs", "STRUCT(position BIGINT, chunk BIGINT, edge BIGINT)[][]"),
 )
-_ROW_COLUMNS = (
-    ("node_id", "BIGINT"),
-    ("coord", "BLOB"),
-    ("kind", "VARCHAR"),
-    ("location", "VARCHAR"),
-    ("offset", "BIGINT"),
-    ("length", "BIGINT"),
-    ("etag", "VARCHAR"),
-    ("last_modified", "TIMESTAMPTZ"),
-    ("inline_data", "BLOB"),
-    ("manifest", "VARCHAR"),
-    ("file", "VARCHAR"),
-)
-_CHUNK_ROW_COLUMNS = (("path", "VARCHAR"), ("index", "BIGINT[]"), *_ROW_COLUMNS)
-
-
 class Places(ABC):
     """Where manifests are."""
 
@@ -150,16 +136,34 @@ def no_rows(columns: Sequence[tuple[str, str]]) -> str:
 
 # -- scans
 
+_ROW_COLUMNS = (
+    ("node_id", "BIGINT"),
+    ("coord", "BLOB"),
+    ("kind", "VARCHAR"),
+    ("location", "VARCHAR"),
+    *((each.name, _type(each.in_tables)) for each in IN_TABLES[1:]),
+    ("inline_data", "BLOB"),
+    ("manifest", "VARCHAR"),
+    ("file", "VARCHAR"),
+)
+_CHUNK_ROW_COLUMNS = (("path", "VARCHAR"), ("index", "BIGINT[]"), *_ROW_COLUMNS)
+
+
+def _of_manifest(column: Column, scan: Scan) -> str:
+    """Take a column over from manifests, as it is in the tables."""
+    name, kind = identifier(column.name), _type(column.in_tables)
+    if not column.is_in(scan.form):
+        return f"NULL::{kind} AS {name}"
+    return name if column.type == column.in_tables else f"{name}::{kind} AS {name}"
+
 
 def _scan_sql(scan: Scan, source: Places, more: str = "") -> str:
     """Read the manifests of one scan, with more columns before the others."""
-    kind, location = kind_and_location(scan, text(source.root + "/c/"), "strlen")
+    kind, location = kind_and_location(scan, text(source.root + "/c/"))
     node_id = "array_id::BIGINT" if scan.owner is None else f"{scan.owner.node_id}::BIGINT"
     return (
         f"SELECT {more}{node_id} AS node_id, coord, {kind} AS kind, {location} AS location, "
-        f'"offset"::BIGINT AS "offset", length::BIGINT AS length, '
-        f"{'etag' if scan.has_checks else 'NULL::VARCHAR AS etag'}, "
-        f"{'last_modified' if scan.has_checks else 'NULL::TIMESTAMPTZ AS last_modified'}, "
+        f"{', '.join(_of_manifest(each, scan) for each in IN_TABLES[1:])}, "
         f"{'inline_data' if scan.has_inline else 'NULL::BLOB AS inline_data'}, "
         f"parse_filename(filename, true) AS manifest, filename AS file "
         f"FROM read_parquet({source.files(scan)}, hive_partitioning = false)"

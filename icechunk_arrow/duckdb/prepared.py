@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.chunks import HAS_CHECKS
 from icechunk_arrow.core.columns import empty_table
+from icechunk_arrow.core.manifest_columns import TABLES_FORM
 from icechunk_arrow.duckdb.changing import change_table
 from icechunk_arrow.duckdb.definitions import (
     Source,
@@ -44,7 +44,7 @@ _OWN_SCANS = 8
 """So many arrays are read apart from the others: each costs the opening of a file in every query's planning."""
 _CHANGES, _ENTRIES, _RUNS = "changes", "entries", "grid_runs"
 _MANIFESTS = "manifests-"
-_EVERY_COLUMN = schema_of(HAS_CHECKS)
+_EVERY_COLUMN = schema_of(TABLES_FORM)
 """Whatever a view asks of a manifest; each type becomes the view's own."""
 
 

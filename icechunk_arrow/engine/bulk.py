@@ -23,8 +23,7 @@ from icechunk_arrow.core.columns import (
     indices,
     one_array,
 )
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import inventories_by_array
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.splits import cuts
 from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_order, merge
 from icechunk_arrow.errors import InvalidInputError
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
     from icechunk_arrow.engine.view import ArrayView
 
@@ -84,7 +83,7 @@ class StagedReferences:
     node_id: int
     table: pa.Table
     """References that are not written yet, in order."""
-    runs: Inventories
+    runs: Inventory
     """Manifests that hold the others."""
     sizes: Mapping[str, int]
     """Bytes of these manifests."""
@@ -454,12 +453,12 @@ class BulkReferences:
                 arrays[largest].cutter.write_rest()
         self._writer.drop([name for array in arrays for name in array.superseded])
         written = self._writer.finish()
-        entries = inventories_by_array(written.entries)
+        entries = written.entries.by_owner()
         rests = _rests((array.cutter for array in arrays), self._blank)
         staged = []
         for node_id in self._arrays:
-            runs = entries.get(node_id, NO_INVENTORIES)
-            sizes = {name: written.sizes[name] for name in runs.manifests}
+            runs = entries.get(node_id, NO_INVENTORY)
+            sizes = {name: written.sizes[name] for name in runs.names}
             rest = rests.get(node_id, empty_table(CHUNK_SCHEMA))
             staged.append(StagedReferences(node_id=node_id, table=rest, runs=runs, sizes=sizes))
         return staged

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from icechunk_arrow.core.chunk_set import subtract
 from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.json_values import parse_json
-from icechunk_arrow.core.manifests import subtract
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.manifest_writer import NOTHING_WRITTEN, ManifestWriter
@@ -23,7 +23,6 @@ from icechunk_arrow.engine.plan import ArrayShapes, plan_commit, plan_delta, pla
 from icechunk_arrow.engine.presence import present_chunks
 from icechunk_arrow.engine.together import together
 from icechunk_arrow.errors import InvalidInputError, StorageError
-from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -156,7 +155,7 @@ def _rewrite(
             replaced.update(unit)
             if len(unit) == 1:  # what loses rows stays as large as its set allows
                 if after[0].num_rows:
-                    within = live_manifests.extents(base, unit[0])
+                    within = base.extents_in(unit[0])
                     ndims = {array_id: len(extent) for array_id, extent in within.items()}
                     writer.write(after[0], ndims, within=within)
                 continue

@@ -26,8 +26,7 @@ from icechunk_arrow.core.chunks import (
     rows_of_array,
 )
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, inventories_by_array
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
 from icechunk_arrow.engine.commit import make_durable, plan, write_files
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.bulk import Layout
     from icechunk_arrow.engine.catalog import Tip
@@ -79,8 +77,8 @@ class WrittenChunks:
     """Whether all of it, chunk files and manifests, survives a power cut; only its writer can know."""
     base_id: str
     """The snapshot on which the session stood that was forked."""
-    entries: pa.Table = field(default_factory=lambda: empty_table(ENTRY_SCHEMA))
-    """What each manifest holds of each array: ``core.manifests.ENTRY_SCHEMA``."""
+    entries: Inventory = NO_INVENTORY
+    """What each manifest holds of each array, by the array's id."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes by manifest id."""
     deleted: pa.Table = field(default_factory=lambda: empty_table(_DELETED))
@@ -91,7 +89,7 @@ class WrittenChunks:
     @property
     def chunk_count(self) -> int:
         """How many chunks were written."""
-        return int(to_numpy(self.entries["row_count"]).sum())
+        return self.entries.chunk_count
 
 
 def uncommitted_snapshot(
@@ -120,7 +118,7 @@ def write_out(
     return WrittenChunks(
         synced=context.storage.syncs,
         base_id=forked_at,
-        entries=pa.concat_tables([written.entries, *chunks.run_entries()]).combine_chunks(),
+        entries=Inventory.united([written.entries, *chunks.run_entries]),
         sizes={**written.sizes, **chunks.run_sizes},
         deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
         paths={node_id: shapes(node_id).path for node_id in chunks.array_ids},
@@ -149,11 +147,10 @@ def shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]
     """Tell which manifests hold rows of several arrays, and of which."""
     found: dict[str, frozenset[int]] = {}
     for part in parts:
-        coded = one_array(part.entries["manifest"]).dictionary_encode()
-        codes, ids = to_numpy(coded.indices), to_numpy(part.entries["array_id"])
-        counts = np.bincount(codes, minlength=len(coded.dictionary))
+        held = part.entries
+        counts = np.bincount(held.codes, minlength=len(held.manifests))
         for code in np.flatnonzero(counts > 1).tolist():
-            found[coded.dictionary[code].as_py()] = frozenset(ids[codes == code].tolist())
+            found[held.manifests[code]] = frozenset(held.owners[held.codes == code].tolist())
     return found
 
 
@@ -161,7 +158,7 @@ def refuse_deleted(
     context: Context, parts: Sequence[WrittenChunks], views: Mapping[int, ArrayView]
 ) -> None:
     """Refuse a chunk that one fork deleted and another one wrote."""
-    entries = [inventories_by_array(part.entries) for part in parts]
+    entries = [part.entries.by_owner() for part in parts]
     for number, part in enumerate(parts):
         ids = to_numpy(part.deleted["array_id"])
         for node_id in np.unique(ids).tolist():
@@ -169,11 +166,11 @@ def refuse_deleted(
             gone = one_array(part.deleted["coord"]).filter(mask)
             chunks = ChunkSet.of(len(views[node_id].grid.chunk_counts), deleted=gone)
             for other, found in enumerate(entries):
-                held = found.get(node_id, NO_INVENTORIES)
+                held = found.get(node_id, NO_INVENTORY)
                 if other == number:
                     continue
                 for place_ in chunks.touching(held.boxes):
-                    table = context.files.read_manifest(held.manifests[place_])
+                    table = context.files.read_manifest(held.names[place_])
                     column = one_array(rows_of_array(table, node_id)["coord"])
                     both = np.flatnonzero(chunks.mask(column))
                     if len(both):
@@ -189,19 +186,19 @@ def refuse_deleted(
 class _Held:
     """What all forks wrote of one array."""
 
-    entries: Inventories
+    entries: Inventory
     owners: Mapping[str, int]
     """Which of the forks a manifest is from."""
 
     def groups(self) -> Iterator[list[str]]:
         """Manifests of different forks that may have a chunk in common, in the forks' order."""
         labels = self.entries.boxes.labels()
-        owners = np.array([self.owners[name] for name in self.entries.manifests], np.int64)
+        owners = np.array([self.owners[name] for name in self.entries.names], np.int64)
         order = np.lexsort([owners, labels])
         for first, last in pairwise(run_edges(labels[order]).tolist()):
             some = order[first:last]
             if owners[some[0]] != owners[some[-1]]:
-                yield [self.entries.manifests[row] for row in some.tolist()]
+                yield [self.entries.names[row] for row in some.tolist()]
 
 
 def combine(
@@ -220,10 +217,10 @@ def combine(
     """
     sizes = {name: size for part in parts for name, size in part.sizes.items()}
     owners = {name: number for number, part in enumerate(parts) for name in part.sizes}
-    entries = pa.concat_tables([empty_table(ENTRY_SCHEMA), *(part.entries for part in parts)])
-    for node_id, found in inventories_by_array(entries).items():
+    entries = Inventory.united(part.entries for part in parts)
+    for node_id, found in entries.by_owner().items():
         merged: set[str] = set()
-        runs = [NO_INVENTORIES]
+        runs: list[Inventory] = []
         tables: list[pa.Table] = []
         for names in _Held(entries=found, owners=owners).groups():
             merged.update(names)
@@ -234,12 +231,12 @@ def combine(
             runs.append(staged.runs)
             tables.append(staged.table)
         kept = found.without(merged)
-        united = kept.united(*(each for each in runs if len(each)))
+        united = Inventory.united([kept, *runs]).in_order()
         yield StagedReferences(
             node_id=node_id,
             table=concat_sorted(tables),
             runs=united,
-            sizes={name: sizes[name] for name in united.manifests},
+            sizes={name: sizes[name] for name in united.names},
         )
 
 
@@ -247,7 +244,7 @@ def _merged(
     context: Context,
     node_id: int,
     view: ArrayView,
-    found: Inventories,
+    found: Inventory,
     names: Sequence[str],
     layout_of: Callable[[ArrayView], Layout],
     last_wins: bool,
@@ -293,7 +290,7 @@ def arrays_of(
                 f"{part.base_id}, so what it wrote may lack what others did. Merge first and rebase then, or "
                 f"fork the session again, and repeat the writing."
             )
-        entries = inventories_by_array(part.entries)
+        entries = part.entries.by_owner()
         for node_id, path in part.paths.items():
             view = views.get(node_id) or get_array(path)
             if view.node.id != node_id:
@@ -301,12 +298,12 @@ def arrays_of(
                     f"{path!r} is not the array any more that the fork wrote to: it was replaced. Fork the "
                     f"session again, and repeat the writing."
                 )
-            _refuse_outside(part, entries.get(node_id, NO_INVENTORIES), view)
+            _refuse_outside(part, entries.get(node_id, NO_INVENTORY), view)
             views[node_id] = view
     return views
 
 
-def _refuse_outside(part: WrittenChunks, written: Inventories, view: ArrayView) -> None:
+def _refuse_outside(part: WrittenChunks, written: Inventory, view: ArrayView) -> None:
     """Refuse chunks, written or deleted, for which an array has no place any more."""
     counts = view.grid.chunk_counts
     mine = from_numpy(to_numpy(part.deleted["array_id"]) == view.node.id, pa.bool_())

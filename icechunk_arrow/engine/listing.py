@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import around, inside, points_of
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
+    are_virtual,
     keep_rows,
     member_mask,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import Inventory, InventoryEntry
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.staging import ArrayDelta
     from icechunk_arrow.engine.view import ArrayView
@@ -154,7 +154,7 @@ class _Layers:
         rows = sum(inventories.chunk_count for _, inventories, _ in self.stored())
         self.is_large = rows * _ROW_BYTES * _CACHE_SHARE > files.cache.limit_bytes
 
-    def stored(self) -> Iterator[tuple[int, Inventories, bool]]:
+    def stored(self) -> Iterator[tuple[int, Inventory, bool]]:
         """Give what stands in manifests: array id, entries, and whether it is the base."""
         if len(self._runs):
             yield self._runs.array_id, self._runs.inventories, False
@@ -255,7 +255,7 @@ def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
     if not pa.types.is_dictionary(files.type):
         files = files.dictionary_encode()
     names = files.dictionary
-    is_far = to_numpy(pc.match_substring_regex(names, "[:/]")) if len(names) else np.zeros(0, bool)
+    is_far = are_virtual(names)
     codes = to_numpy(files.indices).astype(np.int64)
     kind = np.zeros(count, np.int64)
     kind[in_file] = np.where(is_far[codes[in_file]], 2, 1) if in_file.any() else 0

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from icechunk_arrow.core.chunks import ChunkRef
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import Inventory, InventoryEntry
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.manifest_file import ManifestFile
 
@@ -19,7 +19,7 @@ __all__ = ["find_ref"]
 
 
 def find_ref(
-    files: Files, array_id: int, inventories: Inventories, coord: Sequence[int]
+    files: Files, array_id: int, inventories: Inventory, coord: Sequence[int]
 ) -> ChunkRef | None:
     """Find the reference of a chunk in an array's manifests, or None."""
     entries = inventories.holding(coord)

@@ -24,12 +24,13 @@ from icechunk_arrow.formats import manifest
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.boxes import Box
-    from icechunk_arrow.core.inventories import InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.formats.envelope import Sealed
 
 __all__ = ["ManifestFile", "Rows", "rows_not_of", "wrong_file"]
 
 _COORD = CHUNK_SCHEMA.get_field_index("coord")
+_OPTIONAL = CHUNK_SCHEMA.names[CHUNK_SCHEMA.get_field_index("length") + 1 :]
 _FEW_NAMES = 1000
 """Up to so many names of files are kept as Python texts, which are read faster and take more room."""
 
@@ -120,7 +121,7 @@ class Rows:
                 self._names = self._files.to_pylist()
         optional = {
             name: one_array(table[name])
-            for name in ("etag", "last_modified", "crc32c", "sums_crc32c")
+            for name in _OPTIONAL
             if name in table.column_names and table[name].null_count < table.num_rows
         }
         self._crcs: memoryview | None = None

@@ -12,16 +12,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-import pyarrow as pa
-
-from icechunk_arrow.core.columns import empty_table
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.storage.port import Storage
@@ -39,17 +38,17 @@ _PUTTERS = 8
 class WrittenManifests:
     """What has been written."""
 
-    entries: pa.Table
-    """What each holds of each array, in the order written: ``core.manifests.ENTRY_SCHEMA``."""
+    entries: Inventory
+    """What each holds of each array, in the order written."""
     sizes: Mapping[str, int]
     """Bytes by manifest id."""
     held: Mapping[str, bytes] = field(default_factory=dict)
     """A single manifest that is encoded and not put, to be put with the other files of its commit."""
 
 
-NOTHING_WRITTEN = WrittenManifests(entries=empty_table(ENTRY_SCHEMA), sizes={})
+NOTHING_WRITTEN = WrittenManifests(entries=NO_INVENTORY, sizes={})
 
-_Result = tuple[pa.Table, int]
+_Result = tuple[Inventory, int]
 """Entries, and bytes."""
 
 
@@ -137,7 +136,7 @@ class ManifestWriter:
         try:
             try:
                 if self._stopped:
-                    return empty_table(ENTRY_SCHEMA), 0
+                    return NO_INVENTORY, 0
                 data, entries = _encode(held[0], name)
             finally:
                 held.clear()
@@ -147,7 +146,7 @@ class ManifestWriter:
             self._failure = self._failure or error
             raise
 
-    def _put(self, name: str, data: bytes, entries: pa.Table) -> _Result:
+    def _put(self, name: str, data: bytes, entries: Inventory) -> _Result:
         self._storage.put(key_of(FileKind.MANIFEST, name), data, header_metadata(FileKind.MANIFEST))
         return entries, len(data)
 
@@ -189,7 +188,7 @@ class ManifestWriter:
 
     def finish(self) -> WrittenManifests:
         """Wait for everything, and tell what there is; the first failure is raised."""
-        entries = [empty_table(ENTRY_SCHEMA)]
+        entries = []
         sizes: dict[str, int] = {}
         for name in self._jobs:
             found, sizes[name] = self._result(name)
@@ -197,7 +196,7 @@ class ManifestWriter:
         if self._pool is not None:
             self._pool.shutdown()
         return WrittenManifests(
-            entries=pa.concat_tables(entries).combine_chunks(), sizes=sizes, held=dict(self._held)
+            entries=Inventory.united(entries), sizes=sizes, held=dict(self._held)
         )
 
     def discard(self) -> None:
@@ -228,7 +227,7 @@ class ManifestWriter:
             )
 
 
-def _encode(given: _Given | None, name: str) -> tuple[bytes, pa.Table]:
+def _encode(given: _Given | None, name: str) -> tuple[bytes, Inventory]:
     assert given is not None
     table, ndims, within = given
     return manifest.encode(table, name), describe(table, name, ndims, within)

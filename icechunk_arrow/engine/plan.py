@@ -7,7 +7,6 @@ whoever drives executors use the same plan.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from icechunk_arrow.core.chunks import (
     rows_of_arrays,
 )
 from icechunk_arrow.core.columns import bytes_at, to_numpy
+from icechunk_arrow.core.inventory import Inventory
 from icechunk_arrow.core.json_values import changed_members, decode_json
 from icechunk_arrow.core.log import (
     NO_SINGLES,
@@ -34,7 +34,6 @@ from icechunk_arrow.core.log import (
     Singles,
     TransactionLog,
 )
-from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import (
     Live,
     choose_units,
@@ -43,7 +42,7 @@ from icechunk_arrow.core.placement import (
 )
 from icechunk_arrow.core.snapshot import AttributesRef, Node, SnapshotFacts
 from icechunk_arrow.core.stream_marks import carried
-from icechunk_arrow.formats import attributes, live_manifests, structure, transaction
+from icechunk_arrow.formats import attributes, structure, transaction
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.chunk_set import ChunkSet
     from icechunk_arrow.core.boxes import Box
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
     from icechunk_arrow.core.snapshot import Snapshot
@@ -222,7 +221,7 @@ def plan_reading(
     covered: dict[str, set[int]] = {}
     for node_id in removed:
         gone = base.find_node_by_id(node_id)
-        for name in gone.inventories.manifests if gone else ():
+        for name in gone.inventories.names if gone else ():
             losing.add(name)
             covered.setdefault(name, set()).add(node_id)
     for node_id in changes.chunks.array_ids:
@@ -238,12 +237,12 @@ def plan_reading(
             losing.add(entry.manifest)
             if chunks.covers(entry):
                 covered.setdefault(entry.manifest, set()).add(node_id)
-    tenants = live_manifests.tenants(base, losing)
+    tenants = base.tenants(losing)
     dropped = {name for name in losing if covered.get(name, set()) >= tenants[name].keys()}
     units = choose_units(
         Live(
-            row_counts=live_manifests.manifest_row_counts(base),
-            tenants=partial(live_manifests.tenants, base),
+            row_counts=base.manifest_row_counts,
+            tenants=base.tenants,
         ),
         losing,
         dropped,
@@ -307,7 +306,7 @@ def plan_commit(
 
     for name, data in delta.held.items():
         add(FileKind.MANIFEST, name, data)
-    added = pa.concat_tables([delta.entries, *changes.chunks.run_entries()])
+    added = Inventory.united([delta.entries, *changes.chunks.run_entries])
     _plan_attributes(changed, inline_attributes_bytes, new_ids, add)
     facts = SnapshotFacts(
         id=identifier,
@@ -333,23 +332,21 @@ def plan_commit(
         changed=list(changed.values()),
         manifest_sizes=sizes,
         replaced=replaced,
-        added=pa.concat_tables([added, rewritten.entries]),
+        added=Inventory.united([added, rewritten.entries]),
     )
     add(FileKind.TRANSACTION, identifier, transaction.encode(log))
     add(FileKind.STRUCTURE, identifier, structure.encode(snapshot))
     return CommitPlan(files=tuple(files), snapshot=snapshot, log=log, base_synced=base.facts.synced)
 
 
-def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
+def _logged(changes: Changes, added: Inventory) -> dict[int, Inventory]:
     """Give the entries of arrays whose writes are logged by manifest and extent."""
     chunks = changes.chunks
     if changes.is_placement:
-        return inventories_by_array(added)
-    ids = to_numpy(added["array_id"])
-    dense = to_numpy(added["flags"]) & DENSE != 0
-    boxes = dict(
-        zip(ids[dense].tolist(), to_numpy(added["row_count"])[dense].tolist(), strict=True)
-    )
+        return added.by_owner()
+    dense = added.flags & DENSE != 0
+    owners, counts = added.owners[dense], added.row_counts[dense]
+    boxes = dict(zip(owners.tolist(), counts.tolist(), strict=True))
     some = [
         node_id
         for node_id, count in chunks.written.counts.items()
@@ -358,8 +355,7 @@ def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
     some += chunks.runs
     if not some:
         return {}
-    mask = np.isin(ids, np.array(some, np.uint32))
-    return inventories_by_array(keep_rows(added, mask))
+    return added.chosen(np.isin(added.owners, np.array(some, np.int64))).by_owner()
 
 
 def _plan_attributes(
@@ -389,7 +385,7 @@ def log_of(
     changes: Changes,
     *,
     facts: SnapshotFacts | None = None,
-    delta_entries: Mapping[int, Inventories] | None = None,
+    delta_entries: Mapping[int, Inventory] | None = None,
 ) -> TransactionLog:
     """Tell what changes do to a base; without ``delta_entries`` every written chunk is named."""
     changed, removed = _touched(base, changes)
@@ -455,7 +451,7 @@ def _changed_attributes(before: bytes | None, after: bytes | None) -> tuple[str,
 
 
 def _chunk_log(
-    changes: Changes, delta_entries: Mapping[int, Inventories] | None, created: set[int]
+    changes: Changes, delta_entries: Mapping[int, Inventory] | None, created: set[int]
 ) -> ChunkLog:
     """Name chunks one by one where they are few, else by manifest and extent; of new arrays only what is there."""
     chunks = changes.chunks

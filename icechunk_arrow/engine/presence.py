@@ -18,7 +18,7 @@ from icechunk_arrow.engine.lookup import find_ref
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.files import Files
 
@@ -29,13 +29,13 @@ _FEW = 32
 
 
 def present_in(
-    files: Files, array_id: int, inventories: Inventories, column: pa.Array
+    files: Files, array_id: int, inventories: Inventory, column: pa.Array
 ) -> npt.NDArray[np.bool_]:
     """For each encoded coordinate of an array, whether one of its manifests has the chunk."""
     found = np.zeros(len(column), np.bool_)
     if not len(column) or not len(inventories):
         return found
-    ndim = inventories.starts.shape[1]
+    ndim = inventories.boxes.ndim
     points = coords.decode(column, ndim)
     for number in ChunkSet.of(ndim, deleted=column).touching(inventories.boxes):
         entry = inventories[number]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
 from icechunk_arrow.core.conflict import chunks_of, conflicts, cuts_off, given_way
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.plan import UNCOMMITTED
 from icechunk_arrow.engine.runs import take_out
@@ -161,7 +161,7 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
             staging.overlay[path] = replace(node, inventories=current.inventories)
         elif node.id in base.rows_by_id or node.id < base.facts.next_node_id:
             renumbered[node.id] = next_id
-            staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORIES)
+            staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORY)
             next_id += 1
     staging.deltas = {
         renumbered.get(node_id, node_id): delta for node_id, delta in staging.deltas.items()

@@ -22,6 +22,7 @@ from icechunk_arrow.core.chunks import (
     keep_rows,
 )
 from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.core.inventory import Inventory
 from icechunk_arrow.core.placement import limit_of
 from icechunk_arrow.core.repacking import plan_repacking
 from icechunk_arrow.core.splits import axis_of
@@ -150,7 +151,7 @@ def _write(
                 _cut(context, nodes[array_id], cut.home, part, writers[-1])
         written = [writer.finish() for writer in writers]
     return WrittenManifests(
-        entries=pa.concat_tables([each.entries for each in written]),
+        entries=Inventory.united(each.entries for each in written),
         sizes={name: size for each in written for name, size in each.sizes.items()},
     )
 
@@ -158,7 +159,7 @@ def _write(
 def _rows_of(context: Context, nodes: list[Node]) -> pa.Table:
     """Read all references of some arrays."""
     ids = np.array([node.id for node in nodes], np.uint32)
-    names = sorted({name for node in nodes for name in node.inventories.manifests})
+    names = sorted({name for node in nodes for name in node.inventories.names})
     parts = []
     for name in names:
         table = context.files.read_manifest(name)

@@ -13,8 +13,7 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import keep_rows, rows_of_array, with_array_id
 from icechunk_arrow.core.columns import bytes_at, one_array
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import inventories_by_array
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.packing import PlainShape, choose_set
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.core.splits import axis_of
@@ -27,7 +26,6 @@ from icechunk_arrow.engine.staging import NO_RUNS, ArrayDelta, Runs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.staging import Staging
@@ -86,10 +84,10 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
     touched = set(chunks.touching(found.boxes))
     again = range(len(found)) if runs.array_id != array_id else sorted(touched)
     replaced = set()
-    ndim = found.starts.shape[1]
+    ndim = found.boxes.ndim
     with ManifestWriter(context.storage, new_id) as writer:
         for number in again:
-            name = found.manifests[number]
+            name = found.names[number]
             table = rows_of_array(context.files.read_manifest(name, coded=True), runs.array_id)
             if number in touched:
                 mask = chunks.mask(one_array(table["coord"]))
@@ -100,11 +98,10 @@ def _without(context: Context, runs: Runs, chunks: ChunkSet, array_id: int) -> R
             if table.num_rows:
                 writer.write(with_array_id(table, array_id), {array_id: ndim})
         written = writer.finish()
-    entries = inventories_by_array(written.entries).get(array_id, NO_INVENTORIES)
     sizes = {name: size for name, size in runs.sizes.items() if name not in replaced}
     return replace(
         runs,
-        inventories=found.without(replaced).united(entries),
+        inventories=Inventory.united([found.without(replaced).owned_by(array_id), written.entries]).in_order(),
         sizes={**sizes, **written.sizes},
         array_id=array_id,
     )
@@ -114,7 +111,7 @@ def add_runs(
     context: Context,
     delta: ArrayDelta,
     array_id: int,
-    new: Inventories,
+    new: Inventory,
     sizes: Mapping[str, int],
 ) -> None:
     """Lay manifests that were just written over everything that the session has of an array."""
@@ -124,7 +121,7 @@ def add_runs(
         runs = _without(context, runs, chunks, array_id)
     # in one step, so that a reader in another thread sees a chunk's old reference or its new one
     delta.runs = Runs(
-        inventories=runs.inventories.united(new),
+        inventories=Inventory.united([runs.inventories, new]).in_order(),
         sizes={**runs.sizes, **sizes},
         array_id=array_id,
     )
@@ -132,12 +129,12 @@ def add_runs(
         delta.forget(chunks)
 
 
-def _covered_by(context: Context, array_id: int, new: Inventories) -> Iterator[ChunkSet]:
+def _covered_by(context: Context, array_id: int, new: Inventory) -> Iterator[ChunkSet]:
     """Give the chunks of some manifests; those with holes are read."""
-    ndim = new.starts.shape[1]
+    ndim = new.boxes.ndim
     chunks = ChunkSet.of(ndim, runs=new)
-    yield replace(chunks, sparse=NO_INVENTORIES)
-    for name in chunks.sparse.manifests:
+    yield replace(chunks, sparse=NO_INVENTORY)
+    for name in chunks.sparse.names:
         table = rows_of_array(context.files.read_manifest(name), array_id)
         yield ChunkSet.of(ndim, written=one_array(table["coord"]))
 
@@ -178,5 +175,4 @@ def write_entries(context: Context, delta: ArrayDelta, array_id: int) -> None:
         for start in range(0, rows.num_rows, _ROWS):
             writer.write(rows.slice(start, _ROWS), {array_id: ndim})
         written = writer.finish()
-    entries = inventories_by_array(written.entries)[array_id]
-    add_runs(context, delta, array_id, entries, written.sizes)
+    add_runs(context, delta, array_id, written.entries.in_order(), written.sizes)

@@ -31,10 +31,9 @@ from icechunk_arrow.core.columns import (
     one_array,
     to_numpy,
 )
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import NO_SINGLES, Singles
-from icechunk_arrow.core.manifests import entries_of_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.boxes import Box
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.engine.payloads import PayloadWriter, PlacedPayloads
     from icechunk_arrow.engine.staging import ArrayDelta, Runs
 
@@ -126,7 +126,7 @@ class Settled:
             written=self.written.of_node(array_id),
             within=grid,
             deleted=self.gone.of_node(array_id),
-            runs=NO_INVENTORIES if runs is None else runs.inventories,
+            runs=NO_INVENTORY if runs is None else runs.inventories,
             kept=self.kept.get(array_id),
         )
 
@@ -135,9 +135,10 @@ class Settled:
         """Bytes of the manifests among the runs."""
         return {name: size for runs in self.runs.values() for name, size in runs.sizes.items()}
 
-    def run_entries(self) -> list[pa.Table]:
+    @property
+    def run_entries(self) -> list[Inventory]:
         """Inventory entries of the runs."""
-        return [entries_of_array(i, runs.inventories) for i, runs in self.runs.items()]
+        return [runs.inventories.owned_by(i) for i, runs in self.runs.items()]
 
 
 def settle(

@@ -26,12 +26,13 @@ from icechunk_arrow.core.chunks import (
     concat_sorted,
     keep_rows,
     member_mask,
+    ref_of_row,
     with_array_id,
 )
 from icechunk_arrow.core.columns import from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.snapshot import Node
 from icechunk_arrow.errors import InvalidInputError
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.documents import ArrayColumns
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.payloads import PayloadWriter
     from icechunk_arrow.engine.view import ArrayView
@@ -58,7 +59,7 @@ Staged = ChunkRef | bytes | None
 class Runs:
     """Manifests of one array that a session wrote and no snapshot names; no chunk stands in two of them."""
 
-    inventories: Inventories = NO_INVENTORIES
+    inventories: Inventory = NO_INVENTORY
     sizes: Mapping[str, int] = field(default_factory=dict)
     array_id: int = 0
     """The array that their rows are marked with; after a rebase the array may have another id."""
@@ -83,7 +84,7 @@ class ArrayDelta:
     entries: dict[bytes, Staged] = field(default_factory=dict)
     tables: list[pa.Table] = field(default_factory=list)
     runs: Runs = NO_RUNS
-    """Entries and tables cover rows of these."""
+    """Inventory and tables cover rows of these."""
     kept: tuple[int, ...] | None = None
 
     @property
@@ -183,23 +184,6 @@ class ArrayDelta:
 
 def _smaller(kept: tuple[int, ...] | None, counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(a, b) for a, b in zip(kept or counts, counts, strict=True))
-
-
-def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
-    """Read one reference of a table in memory."""
-    line = {name: table[name][row] for name in CHUNK_SCHEMA.names}
-    modified = line["last_modified"]
-    inline = line["inline_data"].as_py()
-    return ChunkRef(
-        inline=inline,
-        file=line["chunk_file"].as_py(),
-        offset=line["offset"].as_py() or 0,
-        length=line["length"].as_py(),
-        etag=line["etag"].as_py(),
-        last_modified=modified.value if modified.is_valid else None,
-        crc32c=line["crc32c"].as_py(),
-        sums_crc32c=line["sums_crc32c"].as_py(),
-    )
 
 
 class Staging:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from icechunk_arrow.core.chunks import (
-    HAS_CHECKS,
-    HAS_CRC,
     HAS_INLINE,
     HAS_NATIVE,
     HAS_VIRTUAL,
+    IS_VIRTUAL_SQL,
     WIDE,
 )
+from icechunk_arrow.core.manifest_columns import TABLES_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.tables.manifests import Entries
 
 __all__ = [
+    "FORM",
     "Owner",
     "Scan",
     "kind_and_location",
@@ -36,7 +37,8 @@ __all__ = [
     "plan_some_scans",
 ]
 
-_FORM = WIDE | HAS_CHECKS | HAS_CRC
+FORM = WIDE | TABLES_FORM
+"""The flags that matter to whoever reads manifests for the tables."""
 _CONTENTS = HAS_INLINE | HAS_NATIVE | HAS_VIRTUAL
 _FEWEST_OWN = 4
 """An array with fewer manifests of its own is read with the others."""
@@ -55,8 +57,8 @@ class Scan:
     """Manifests of one form, whose rows are of the same kinds."""
 
     manifests: tuple[str, ...]
-    has_checks: bool
-    """Whether they have the columns ``etag`` and ``last_modified``."""
+    form: int
+    """Form flags: which columns they have, and in which width."""
     has_inline: bool
     has_native: bool
     has_virtual: bool
@@ -110,13 +112,12 @@ def plan_scans_by_array(entries: Entries, *, most_arrays: int) -> tuple[Scan, ..
     return (*scans, *_grouped(entries, left, ranks))
 
 
-def kind_and_location(scan: Scan, folder: str, byte_length: str) -> tuple[str, str]:
+def kind_and_location(scan: Scan, folder: str) -> tuple[str, str]:
     """Write as SQL of which kind a row's chunk is, and the URI of its file.
 
-    ``folder`` is what URIs of native chunks begin with, as the engine quotes a text; ``byte_length`` its function
-    for the length of a text: that tells a native chunk's file from a virtual one nearly always.
+    ``folder`` is what URIs of native chunks begin with, as the engine quotes a text.
     """
-    virtual = f"({byte_length}(chunk_file) <> 20 OR contains(chunk_file, '/') OR contains(chunk_file, ':'))"
+    virtual = IS_VIRTUAL_SQL
     native = f"{folder} || chunk_file"
     if scan.has_native and scan.has_virtual:
         kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
@@ -140,7 +141,7 @@ def _grouped(
 ) -> Sequence[Scan]:
     flags = np.zeros(len(chosen), np.uint16)
     np.bitwise_or.at(flags, entries.codes, _known(entries.flags))
-    flags &= np.uint16(_FORM | _CONTENTS)
+    flags &= np.uint16(FORM | _CONTENTS)
     kinds = flags.astype(np.int64) << 32 | (ranks + 1)
     scans = []
     for kind in np.unique(kinds[chosen]).tolist():
@@ -149,7 +150,7 @@ def _grouped(
         scans.append(
             Scan(
                 manifests=tuple(entries.manifests[place] for place in places),
-                has_checks=bool(found & HAS_CHECKS),
+                form=found & FORM,
                 has_inline=bool(found & HAS_INLINE),
                 has_native=bool(found & HAS_NATIVE),
                 has_virtual=bool(found & HAS_VIRTUAL),

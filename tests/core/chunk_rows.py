@@ -13,7 +13,7 @@ from icechunk_arrow.core import chunks, coords
 from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.chunks import DENSE, ChunkRef
 from icechunk_arrow.core.columns import from_values
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from tests.formats.kinds import ID
 from tests.refs import table_of_refs
 
@@ -61,7 +61,7 @@ def meets(one: Box, other: Box) -> bool:
 
 def content_flags(table: pa.Table) -> int:
     """Flags that describe what kinds of references the rows are."""
-    return int(np.bitwise_or.reduce(chunks._kinds(table)))
+    return int(np.bitwise_or.reduce(chunks.kinds_of_rows(table)))
 
 
 def extent_around(places: Collection[Place]) -> Box:
@@ -95,6 +95,6 @@ def entry_of(extent: Box, manifest: str = ID, row_count: int | None = None) -> I
     )
 
 
-def entries(extents: Sequence[Box], ndim: int) -> Inventories:
+def entries(extents: Sequence[Box], ndim: int) -> Inventory:
     """Dense entries of manifests ``m0``, ``m1``, …: in the order of extents, as they stand in a node."""
-    return Inventories.of([entry_of(e, f"m{n}") for n, e in enumerate(extents)], ndim)
+    return Inventory.of([entry_of(e, f"m{n}") for n, e in enumerate(extents)], ndim)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import grid_box
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.inventory import Inventory
 from tests.core.chunk_rows import (
     Place,
     binary,
@@ -53,7 +53,7 @@ class Parts:
             self.ndim,
             written=binary(sorted(self.written)),
             deleted=binary(sorted(self.deleted)),
-            runs=Inventories.of(runs, self.ndim),
+            runs=Inventory.of(runs, self.ndim),
             boxes=self.boxes,
             kept=self.kept,
             within=self.grid,
@@ -190,11 +190,11 @@ def test_what_fills_a_box_is_known_by_the_box() -> None:
 def test_several_boxes_cover_together() -> None:
     """What boxes of several runs cover adds up."""
     halves = [entry_of(((0, 3), (0, 4)), "m1"), entry_of(((3, 6), (0, 4)), "m2")]
-    both = ChunkSet.of(2, runs=Inventories.of(halves, 2))
+    both = ChunkSet.of(2, runs=Inventory.of(halves, 2))
 
     assert both.covers(entry_of(((1, 5), (1, 4)), row_count=3))
     assert not both.covers(entry_of(((1, 7), (1, 4)), row_count=3))
-    assert not ChunkSet.of(2, runs=Inventories.of(halves[:1], 2)).covers(entry_of(((1, 5), (1, 4))))
+    assert not ChunkSet.of(2, runs=Inventory.of(halves[:1], 2)).covers(entry_of(((1, 5), (1, 4))))
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])

@@ -16,6 +16,7 @@ from icechunk_arrow.core import chunks, coords
 from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.inventory import describe
 from tests.core.chunk_rows import content_flags
 from tests.formats.kinds import ID
 from tests.formats.strategies import (
@@ -195,19 +196,19 @@ def tables_and_ranks(draw: st.DrawFn) -> tuple[pa.Table, dict[int, int]]:
 def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -> None:
     """The same as array by array: rows, extents, density, contents, form."""
     table, ranks = given
-    found = chunks.describe_arrays(table, ranks)
+    found = describe(table, ID, ranks)
     ids = table["array_id"].to_pylist()
 
-    assert found.array_ids.tolist() == sorted(ranks)
-    assert found.ndims.tolist() == [ranks[i] for i in sorted(ranks)]
-    for place, array_id in enumerate(sorted(ranks)):
+    assert found.owners.tolist() == sorted(ranks)
+    assert found.ranks.tolist() == [ranks[i] for i in sorted(ranks)]
+    for entry, array_id in zip(found, sorted(ranks), strict=True):
         first, count = ids.index(array_id), ids.count(array_id)
         rows = table.slice(first, count)
         extent = chunks.extent_of(rows["coord"].combine_chunks(), ranks[array_id])
-        assert (found.rows[place], found.row_counts[place]) == (first, count)
-        assert found.extent(place) == extent
-        assert found.stored_bytes[place] == min(sum(rows["length"].to_pylist()), 2**64 - 1)
-        assert found.flags[place] == (
+        assert (entry.manifest, entry.row, entry.row_count) == (ID, first, count)
+        assert entry.extent == extent
+        assert entry.stored_bytes == min(sum(rows["length"].to_pylist()), 2**64 - 1)
+        assert entry.flags == (
             content_flags(rows)
             | chunks.form_flags(table)
             | chunks.DENSE * (volume(extent) == count)
@@ -243,16 +244,16 @@ def test_describing_rows_that_lie_within_an_extent(
     table = table_of_refs(7, refs)
     if second:
         table = chunks.concat_sorted([table, table_of_refs(9, {b"\x01": NATIVE})])
-    found = chunks.describe_arrays(table, {7: len(within), 9: 1}, {7: within})
+    found = describe(table, ID, {7: len(within), 9: 1}, {7: within})
 
-    assert found.extent(0) == tuple((int(i.min()), int(i.max()) + 1) for i in index.T)
+    assert found[0].extent == tuple((int(i.min()), int(i.max()) + 1) for i in index.T)
 
 
 def test_describing_nothing() -> None:
     """No rows, no arrays."""
-    found = chunks.describe_arrays(chunks.CHUNK_SCHEMA.empty_table(), {})
+    found = describe(chunks.CHUNK_SCHEMA.empty_table(), ID, {})
 
-    assert len(found.array_ids) == len(found.rows) == len(found.flags) == 0
+    assert len(found) == len(found.rows) == len(found.flags) == 0
 
 
 @given(st.lists(chunk_refs(), min_size=1, max_size=5))

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from icechunk_arrow.core import placement
 from icechunk_arrow.core.chunks import concat_sorted
-from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.inventory import Inventory, describe
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe, inventories_by_array
 from icechunk_arrow.core.packing import PlainShape
 from icechunk_arrow.core.placement import groups_of, limit_of
 from icechunk_arrow.core.repacking import plan_repacking
@@ -92,12 +91,12 @@ def of_rows(rows: Sequence[tuple[int, Place]]) -> pa.Table:
     return concat_sorted([table_of(i, places) for i, places in sorted(by_array.items())])
 
 
-def inventories_of(manifests: Manifests, shapes: Shapes) -> dict[int, Inventories]:
+def inventories_of(manifests: Manifests, shapes: Shapes) -> dict[int, Inventory]:
     """What a structure file says of manifests."""
     ndims = {i: len(shape.chunk_counts) for i, shape in shapes.items()}
     parts = [describe(table, name, ndims) for name, table in manifests.items()]
-    found = inventories_by_array(pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts]))
-    return {i: found.get(i, Inventories.of((), ndim)) for i, ndim in ndims.items()}
+    found = Inventory.united(parts).by_owner()
+    return {i: found.get(i, Inventory.of((), ndim)) for i, ndim in ndims.items()}
 
 
 def applied(manifests: Manifests, shapes: Shapes, plan: Repacking) -> Manifests:

@@ -27,7 +27,7 @@ from icechunk_arrow.core.chunks import (
     form_flags,
 )
 from icechunk_arrow.core.ids import encode_id
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.bulk import StagedReferences
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind
@@ -103,7 +103,7 @@ def held(repo: Repository, path: str = "/a") -> dict[int, dict[str, Any] | None]
 def stage(session: Session, table: pa.Table, path: str = "/a") -> None:
     """Stage references as they are."""
     node_id = session.get_array(path).node.id
-    session.stage([StagedReferences(node_id=node_id, table=table, runs=NO_INVENTORIES, sizes={})])
+    session.stage([StagedReferences(node_id=node_id, table=table, runs=NO_INVENTORY, sizes={})])
 
 
 def made(place: Path, config: RepositoryConfig | None = None, **arguments: Any) -> Repository:

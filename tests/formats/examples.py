@@ -11,7 +11,7 @@ import pyarrow as pa
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.core.snapshot import Node, Snapshot, SnapshotFacts
 from icechunk_arrow.formats import structure
@@ -60,7 +60,7 @@ def array_node(
         columns=columns,
         attributes=b'{"units":"K"}',
         extension=extension,
-        inventories=Inventories.of([held], len(shape)),
+        inventories=Inventory.of([held], len(shape)),
     )
 
 

@@ -16,7 +16,7 @@ from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from icechunk_arrow.core.log import (
     BulkWrite,
     ChunkChanges,
@@ -147,7 +147,7 @@ def nodes(draw: st.DrawFn, node_id: int, path: str) -> Node:
         if elsewhere
         else None,
         extension=extension,
-        inventories=Inventories.of(held, ndim),
+        inventories=Inventory.of(held, ndim),
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.core.log import BulkWrite, NodeName
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.context import Context
@@ -219,7 +219,7 @@ class ArrayChanges:
     def _bulk(self, bulk: BulkWrite, start: int, stop: int) -> Iterator[Coordinates]:
         if not bulk.is_dense:
             entries = self._after.inventories
-            for number, name in enumerate(entries.manifests):
+            for number, name in enumerate(entries.names):
                 if name == bulk.manifest:
                     yield from self._rows(entries[number], start, stop)
                     return

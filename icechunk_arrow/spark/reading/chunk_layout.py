@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.predicates import Predicate
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.session import Session
@@ -61,7 +61,7 @@ class _Source:
     array: Any
     view: ArrayView
     chunks: tuple[npt.NDArray[np.int64], ...]
-    inventories: Inventories
+    inventories: Inventory
     """The entries that may have some of them."""
 
     @property

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import from_values, indices, one_array, to_numpy, validity
+from icechunk_arrow.core.chunks import are_virtual
+from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy, validity
 from icechunk_arrow.core.coord_lists import decode_lists
+from icechunk_arrow.core.manifest_columns import IN_TABLES
 from icechunk_arrow.tables.columns import int64, repeated, table_of
 from icechunk_arrow.tables.places import root_uri
 from icechunk_arrow.tables.reading import read_table
@@ -90,9 +92,11 @@ def _chunk_rows(
     schema = TABLES["chunks"]
     found = {name: one_array(rows[name]) for name in rows.column_names}
     kind, location = _places(found["chunk_file"], count, root)
-    optional = [
-        found[name] if name in found else pa.nulls(count, schema.field(name).type)
-        for name in ("etag", "last_modified")
+    others = [
+        _as_in_tables(found[each.name], each.in_tables)
+        if each.name in found
+        else pa.nulls(count, each.in_tables)
+        for each in IN_TABLES[1:]
     ]
     columns = [
         _paths(found["array_id"], snapshot, opened),
@@ -101,13 +105,15 @@ def _chunk_rows(
         found["coord"],
         kind,
         location,
-        int64(found["offset"]),
-        int64(found["length"]),
-        *optional,
+        *others,
         repeated(manifest, count),
         repeated(snapshot.id, count),
     ]
     return table_of(schema, columns)
+
+
+def _as_in_tables(values: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    return values if values.type == kind else int64(values)
 
 
 def _paths(ids: pa.Array, snapshot: Snapshot, opened: ManifestFile) -> pa.Array:
@@ -128,11 +134,11 @@ def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]
     kinds = np.zeros(count, np.int64)
     if not len(names):
         return repeated("inline", count), pa.nulls(count, pa.string())
-    far = pc.match_substring_regex(names, "[:/]")
+    far = are_virtual(names)
     there = validity(files)
     codes = to_numpy(files.indices).astype(np.int64)
-    kinds[there] = np.where(to_numpy(far)[codes[there]], 2, 1)
+    kinds[there] = np.where(far[codes[there]], 2, 1)
     native = pc.binary_join_element_wise(f"{root}/c", names, "/")
-    location = pc.take(pc.if_else(far, names, native), files.indices)
+    location = pc.take(pc.if_else(from_numpy(far, pa.bool_()), names, native), files.indices)
     words = from_values(["inline", "native", "virtual"], pa.string())
     return words.take(indices(kinds)), location

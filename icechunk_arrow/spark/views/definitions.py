@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, WIDE
+from icechunk_arrow.core.manifest_columns import IN_TABLES
 from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.spark.quoting import identifier, json_text, rows_text, spark_type, text
 from icechunk_arrow.spark.views.known import KNOWN_TYPE
 from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.scans import kind_and_location
+from icechunk_arrow.tables.scans import FORM, kind_and_location
 from icechunk_arrow.tables.schemas import OVER_CHUNKS, TABLES, with_repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+    from icechunk_arrow.core.manifest_columns import Column
     from icechunk_arrow.tables.manifests import Entries
     from icechunk_arrow.tables.scans import Scan
 
@@ -52,7 +53,6 @@ _FUNCTIONS = (
     *("first_coord", "behind_coord", "chunks_in"),
 )
 _KNOWN = "known"
-_FORM = WIDE | HAS_CHECKS | HAS_CRC
 _LARGEST = 2**63 - 1
 _ROWS = pa.schema(
     [
@@ -60,10 +60,7 @@ _ROWS = pa.schema(
         ("coord", pa.binary()),
         ("kind", pa.string()),
         ("location", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("etag", pa.string()),
-        ("last_modified", pa.timestamp("us", "UTC")),
+        *((each.name, each.in_tables) for each in IN_TABLES[1:]),
         ("inline_data", pa.binary()),
     ]
 )
@@ -134,7 +131,7 @@ def _texts(name: str, names: Mapping[str, str]) -> list[str]:
 def form_of(entries: Entries, scan: Scan) -> int:
     """Tell which form on disk the manifests of a scan have."""
     place = entries.manifests.index(scan.manifests[0])
-    return int(entries.flags[np.flatnonzero(entries.codes == place)[0]]) & _FORM
+    return int(entries.flags[np.flatnonzero(entries.codes == place)[0]]) & FORM
 
 
 def _signed(column: str, form: int, *, checked: bool) -> str:
@@ -150,21 +147,25 @@ def _signed(column: str, form: int, *, checked: bool) -> str:
     )
 
 
+def _of_manifest(column: Column, scan: Scan, form: int, *, checked: bool) -> str:
+    """Take a column over from manifests, as it is in the tables."""
+    if not column.is_in(scan.form):
+        return f"CAST(NULL AS {spark_type(column.in_tables)}) AS {column.name}"
+    return column.name if column.type == column.in_tables else _signed(column.name, form, checked=checked)
+
+
 def _scan(
     scan: Scan, rows: Rows, root: str, *, checked: bool, more: str = "", manifest: bool = False
 ) -> str:
     """Read the manifests of one scan; unsigned numbers get a sign."""
-    kind, location = kind_and_location(scan, text(root + "/c/"), "octet_length")
+    kind, location = kind_and_location(scan, text(root + "/c/"))
     owner = scan.owner
     columns = [
         f"{'CAST(array_id AS BIGINT)' if owner is None else f'{owner.node_id}L'} AS node_id",
         "coord",
         f"{kind} AS kind",
         f"{location} AS location",
-        _signed("offset", rows.form, checked=checked),
-        _signed("length", rows.form, checked=checked),
-        "etag" if scan.has_checks else "CAST(NULL AS STRING) AS etag",
-        "last_modified" if scan.has_checks else "CAST(NULL AS TIMESTAMP) AS last_modified",
+        *(_of_manifest(each, scan, rows.form, checked=checked) for each in IN_TABLES[1:]),
         "inline_data" if scan.has_inline else "CAST(NULL AS BINARY) AS inline_data",
     ]
     if not manifest:
