@@ -185,7 +185,7 @@ class Boxes:
     @property
     def ndim(self) -> int:
         """How many dimensions the grid has."""
-        return self.starts.shape[1]
+        return int(self.starts.shape[1])
 
     @classmethod
     def of(cls, boxes: Sequence[Box], ndim: int) -> Boxes:
@@ -220,27 +220,29 @@ class Boxes:
     def and_also(self, *others: Boxes) -> Boxes:
         """These boxes, and others behind them."""
         starts = [self.starts, *(each.starts for each in others)]
-        return Boxes(np.concatenate(starts), np.concatenate([self.stops, *(e.stops for e in others)]))
+        return Boxes(
+            np.concatenate(starts), np.concatenate([self.stops, *(e.stops for e in others)])
+        )
 
     # of each box
 
     def volumes(self) -> npt.NDArray[np.float64]:
         """How many cells each has: exactly, where that is below 2**53."""
-        return (self.stops - self.starts).astype(np.float64).prod(axis=1)
+        return np.asarray((self.stops - self.starts).astype(np.float64).prod(axis=1))
 
     def meet(self, box: Box) -> Mask:
         """For each, whether it has a cell in common with a box."""
         other = np.array(box, np.uint64).reshape(-1, 2)
-        return ((self.starts < other[:, 1]) & (other[:, 0] < self.stops)).all(axis=1)
+        return _every((self.starts < other[:, 1]) & (other[:, 0] < self.stops))
 
     def hold(self, point: Sequence[int]) -> Mask:
         """For each, whether a point lies in it."""
         one = np.array(point, np.uint64)
-        return ((self.starts <= one) & (one < self.stops)).all(axis=1)
+        return _every((self.starts <= one) & (one < self.stops))
 
     def leave(self, counts: Sequence[int]) -> Mask:
         """For each, whether it reaches out of a grid of so many cells along each dimension."""
-        return (self.stops > np.array(counts, np.uint64)).any(axis=1)
+        return ~_every(self.stops <= np.array(counts, np.uint64))
 
     def meet_any(self, others: Boxes) -> Mask:
         """For each, whether it has a cell in common with one of some others."""
@@ -274,7 +276,8 @@ class Boxes:
         for first in range(0, len(near), step):
             some = near[first : first + step]
             low, high = self.starts[some][:, None], self.stops[some][:, None]
-            found[some] = ((low < stops[None]) & (starts[None] < high)).all(axis=2).any(axis=1)
+            pairs = _every((low < stops[None]) & (starts[None] < high))
+            found[some] = pairs.any(axis=1)
         return found
 
     # of all of them
@@ -346,6 +349,11 @@ class Boxes:
             idle = idle + 1 if int(labels.max()) == before else 0
             dimension = (dimension + 1) % ndim
         return labels
+
+
+def _every(sides: Mask) -> Mask:
+    """Tell of what holds along each dimension, the last axis, whether it holds along all."""
+    return np.asarray(sides.all(axis=-1))
 
 
 def _divided(

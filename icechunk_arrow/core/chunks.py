@@ -25,7 +25,6 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
-
 from icechunk_arrow.core.manifest_columns import (
     CHUNK_SCHEMA,
     COLUMNS,
@@ -60,8 +59,8 @@ __all__ = [
     "HAS_STATISTICS",
     "HAS_SUMS",
     "HAS_VIRTUAL",
-    "STATISTICS",
     "IS_VIRTUAL_SQL",
+    "STATISTICS",
     "WIDE",
     "ChunkRef",
     "are_virtual",
@@ -80,6 +79,7 @@ __all__ = [
     "kinds_of_rows",
     "known_statistics",
     "member_mask",
+    "newest_rows",
     "ref_of_row",
     "rows_of_array",
     "rows_of_arrays",
@@ -140,9 +140,11 @@ IS_VIRTUAL_SQL = "(contains(chunk_file, ':') OR contains(chunk_file, '/'))"
 
 
 def are_virtual(names: pa.Array) -> npt.NDArray[np.bool_]:
-    """For each text of a column, whether it is an absolute URI rather than a bare name; of a null it does not matter."""
+    """For each text of a column, whether it is an absolute URI rather than a bare name; of a null either."""
     offsets, data = offsets_and_data(names)
-    short = np.diff(offsets) == _NATIVE_NAME  # names of native files, nearly always: told by their letters at once
+    short = (
+        np.diff(offsets) == _NATIVE_NAME
+    )  # names of native files, nearly always: told by their letters at once
     found = np.empty(len(names), np.bool_)
     others = np.flatnonzero(~short)
     if len(others):
@@ -282,19 +284,31 @@ def by_first_row(tables: Sequence[pa.Table]) -> list[pa.Table]:
     )
 
 
+def newest_rows(tables: Sequence[pa.Table]) -> pa.Table:
+    """Unite sorted rows of one array, oldest table first; of a chunk in several of them the newest row stays."""
+    full = [table for table in tables if table.num_rows]
+    if len(full) < 2:
+        return full[0] if full else empty_table(CHUNK_SCHEMA)
+    rows = sort_rows(_put_together(full))  # equal ones stay in the order of their tables
+    column = one_array(rows["coord"])
+    is_last = ~to_numpy(pc.equal(column.slice(1), column.slice(0, len(column) - 1)))
+    return keep_rows(rows, np.append(is_last, True))
+
+
 def concat_sorted(tables: Sequence[pa.Table]) -> pa.Table:
     """Unite tables of references that have no row in common, in order; coded if one of them is."""
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
         return full[0]
-    full = by_first_row(full)
-    if not full:
-        return empty_table(CHUNK_SCHEMA)
-    coded = any(map(_is_coded, full))
-    if coded:
-        full = [with_coded_files(table) for table in full]
-    united = concat_rows(full)
-    return sort_rows((united.unify_dictionaries() if coded else united).combine_chunks())
+    return sort_rows(_put_together(by_first_row(full))) if full else empty_table(CHUNK_SCHEMA)
+
+
+def _put_together(tables: Sequence[pa.Table]) -> pa.Table:
+    """Put tables one behind the other, coded if one of them is."""
+    if not any(map(_is_coded, tables)):
+        return concat_rows(tables).combine_chunks()
+    coded = concat_rows([with_coded_files(table) for table in tables])
+    return coded.unify_dictionaries().combine_chunks()
 
 
 def concat_rows(tables: Sequence[pa.Table]) -> pa.Table:

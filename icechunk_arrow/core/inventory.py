@@ -112,7 +112,8 @@ class Inventory:
 
     def _with(self, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Inventory:
         """Do the same to all columns that have a number for each entry."""
-        return replace(self, **{name: function(getattr(self, name)) for name in _COLUMNS})
+        columns: dict[str, Any] = {name: function(getattr(self, name)) for name in _COLUMNS}
+        return replace(self, **columns)
 
     @classmethod
     def of(cls, entries: Sequence[InventoryEntry], ndim: int, owner: int = 0) -> Inventory:
@@ -227,7 +228,7 @@ class Inventory:
         return replace(self, owners=owners).chosen(order)
 
     def in_order(self, touched: Rows | None = None) -> Inventory:
-        """Order entries by array, and each array's by extent; with ``touched``, of others these stay as they are."""
+        """Order entries by array and extent; with ``touched``, arrays that are not among these stay as they are."""
         if len(self) < 2:
             return self
         order = np.argsort(self.owners, kind="stable")

@@ -237,7 +237,7 @@ was written, stands there once for each array.
 """
 
 IN_TABLES = tuple(each for each in COLUMNS if each.in_tables is not None)
-"""What the table ``chunks`` takes over as it is, in its order; ``coord`` stands before ``kind`` and ``location``."""
+"""What the table ``chunks`` takes over, in its order; ``coord`` stands before ``kind`` and ``location``."""
 TABLES_FORM = reduce(or_, (each.flag for each in IN_TABLES))
 """The flags of files that have all of these."""
 

@@ -17,7 +17,7 @@ from icechunk_arrow.core.placement import groups_of, limit_of
 from icechunk_arrow.core.splits import axis_of, box_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -57,7 +57,7 @@ class Repacking:
 def plan_repacking(
     arrays: Mapping[int, Inventory],
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
+    shapes: Mapping[int, ArrayShape],
 ) -> Repacking:
     """Compare live manifests with what the settings would make of the same rows."""
     sizes = {array_id: each.chunk_count for array_id, each in arrays.items() if len(each)}
@@ -72,7 +72,7 @@ def plan_repacking(
         first = arrays[members[0]]
         if len(members) == 1 and sizes[members[0]] > limit_of(chosen):
             alone = np.array([len(tenants[name]) == 1 for name in first.names], np.bool_)
-            parts = _parts_to_cut(first, alone, chosen, shapes(members[0]))
+            parts = _parts_to_cut(first, alone, chosen, shapes[members[0]])
             kept.update(set(first.names).difference(*parts))
             if parts:
                 cut[members[0]] = Cut(home=chosen, parts=parts)

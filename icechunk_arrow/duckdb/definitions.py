@@ -69,6 +69,8 @@ RUN_COLUMNS = (
     ("node_id", "BIGINT"),
     ("runs", "STRUCT(position BIGINT, chunk BIGINT, edge BIGINT)[][]"),
 )
+
+
 class Places(ABC):
     """Where manifests are."""
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.snapshot import Node
+    from icechunk_arrow.engine.branch_session import BranchSession
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.session import BaseSession
 
 __all__ = ["ChunkCompaction", "compact_chunks"]
 
@@ -89,7 +89,7 @@ class _Copy:
 
 def compact_chunks(
     context: Context,
-    session: BaseSession,
+    session: BranchSession,
     message: str,
     *,
     properties: Mapping[str, Any],
@@ -136,7 +136,7 @@ def compact_chunks(
     )
 
 
-def _commit(session: BaseSession, message: str, properties: Mapping[str, Any]) -> str | None:
+def _commit(session: BranchSession, message: str, properties: Mapping[str, Any]) -> str | None:
     """Commit, without the chunks that others touched meanwhile; None where they touched all of them."""
     while session.has_uncommitted_changes:
         try:
@@ -258,7 +258,7 @@ def _pieces(context: Context, copy: _Copy, start: int, stop: int) -> Iterator[by
 
 def _point(
     context: Context,
-    session: BaseSession,
+    session: BranchSession,
     rows: list[tuple[Node, pa.Table]],
     copy: _Copy,
     names: list[str],

@@ -17,22 +17,16 @@ import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import (
-    CHUNK_SCHEMA,
-    HAS_STATISTICS,
-    STATISTICS,
-    columns_of,
-    concat_sorted,
-    rows_of_array,
-)
+from icechunk_arrow.core.chunks import rows_of_array
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
-from icechunk_arrow.engine.commit import make_durable, plan, write_files
+from icechunk_arrow.engine.commit import plan, write_unseen
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes
+from icechunk_arrow.engine.segments import Bulk
 from icechunk_arrow.errors import InvalidInputError, NotDurableError
 
 if TYPE_CHECKING:
@@ -42,8 +36,8 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.bulk import Layout
     from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.changes import Changes
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.plan import Changes
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.storage.port import Storage
 
@@ -53,7 +47,6 @@ __all__ = [
     "combine",
     "refuse_deleted",
     "require_synced",
-    "shared_manifests",
     "uncommitted_snapshot",
     "write_out",
 ]
@@ -97,11 +90,7 @@ def uncommitted_snapshot(
 ) -> str:
     """Write what a session has so far as a snapshot that no branch names, for forks to stand on."""
     planned = plan(context, tip, base, changes, message="", properties={}, started_at=started_at)
-    write_files(context, planned.files)
-    make_durable(
-        context, planned
-    )  # a snapshot like any other: whoever is told of it may begin a branch there
-    return planned.snapshot.id
+    return write_unseen(context, planned)
 
 
 def write_out(
@@ -109,19 +98,21 @@ def write_out(
 ) -> WrittenChunks:
     """Write everything that a fork has staged as manifests, as the settings want it."""
     chunks, shapes = changes.chunks, ArrayShapes(base, changes)
+    settings = context.config.chunk_manifests
     with ManifestWriter(context.storage, new_id) as writer:
-        for table in place(chunks.rows, context.config.chunk_manifests, shapes):
-            writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
+        for rows in place(chunks.rows, settings, shapes.of_rows(chunks.rows)):
+            writer.write_planned(shapes.manifest(new_id(), rows))
         written = writer.finish()
     gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
     context.storage.sync()  # once, however many files: nobody else will
+    own = [held.owned_by(i) for i, held in chunks.inventories.items()]
     return WrittenChunks(
         synced=context.storage.syncs,
         base_id=forked_at,
-        entries=Inventory.united([written.entries, *chunks.run_entries]),
-        sizes={**written.sizes, **chunks.run_sizes},
+        entries=Inventory.united([written.entries, *own]),
+        sizes={**written.sizes, **chunks.sizes},
         deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
-        paths={node_id: shapes(node_id).path for node_id in chunks.array_ids},
+        paths={i: shape.path for i, shape in shapes.of(chunks.array_ids).items()},
     )
 
 
@@ -143,7 +134,7 @@ def require_synced(storage: Storage, parts: Iterable[WrittenChunks]) -> None:
         )
 
 
-def shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
+def _shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
     """Tell which manifests hold rows of several arrays, and of which."""
     found: dict[str, frozenset[int]] = {}
     for part in parts:
@@ -217,65 +208,37 @@ def combine(
     """
     sizes = {name: size for part in parts for name, size in part.sizes.items()}
     owners = {name: number for number, part in enumerate(parts) for name in part.sizes}
+    tenants = _shared_manifests(parts)
     entries = Inventory.united(part.entries for part in parts)
     for node_id, found in entries.by_owner().items():
         merged: set[str] = set()
-        runs: list[Inventory] = []
+        inventories: list[Inventory] = []
         tables: list[pa.Table] = []
         for names in _Held(entries=found, owners=owners).groups():
             merged.update(names)
-            staged = _merged(
-                context, node_id, views[node_id], found, names, layout_of, last_wins, settings
+            writer = ManifestWriter(context.storage, new_id)
+            merging = BulkReferences(
+                writer,
+                layout_of,
+                last_wins=last_wins,
+                settings=settings or BulkSettings(),
+                name_row=lambda _: "two of the writers",
             )
-            sizes.update(staged.sizes)
-            runs.append(staged.runs)
-            tables.append(staged.table)
-        kept = found.without(merged)
-        united = Inventory.united([kept, *runs]).in_order()
-        yield StagedReferences(
-            node_id=node_id,
-            table=concat_sorted(tables),
-            runs=united,
+            with writer, merging:
+                merging.add_manifests(context.files, views[node_id], found, names)
+                (staged,) = merging.finish()
+            sizes.update(staged.bulk.sizes)
+            inventories.append(staged.bulk.inventory)
+            tables += staged.bulk.tables
+        united = Inventory.united([found.without(merged), *inventories]).in_order()
+        bulk = Bulk(
+            tables=tuple(tables),
+            inventory=united,
             sizes={name: sizes[name] for name in united.names},
+            array_id=node_id,
+            tenants={name: tenants[name] for name in united.names if name in tenants},
         )
-
-
-def _merged(
-    context: Context,
-    node_id: int,
-    view: ArrayView,
-    found: Inventory,
-    names: Sequence[str],
-    layout_of: Callable[[ArrayView], Layout],
-    last_wins: bool,
-    settings: BulkSettings | None,
-) -> StagedReferences:
-    """Merge what some manifests hold of an array, of which a later one wins."""
-    chosen = settings or BulkSettings()
-    writer = ManifestWriter(context.storage, new_id)
-    bulk = BulkReferences(
-        writer,
-        layout_of,
-        last_wins=last_wins,
-        settings=chosen,
-        name_row=lambda _: "two of the writers",
-    )
-    ndim = len(view.grid.chunk_counts)
-    columns = CHUNK_SCHEMA.names[1:]
-    if (found.flags & np.uint16(HAS_STATISTICS)).any():
-        columns.append(STATISTICS.name)
-    with writer, bulk:
-        for name in names:
-            table = rows_of_array(context.files.read_manifest(name), node_id)
-            # by names alone: a run that comes back from a file does not say that columns are never null
-            rows = pa.table(columns_of(table, columns))
-            for batch in rows.to_batches(chosen.slice_rows):
-                index = coords.decode(batch.column("coord"), ndim)
-                numbers = np.zeros(batch.num_rows, np.int64)
-                bulk.add(view.node.path, view, batch, index, numbers)
-                bulk.end_slice(batch.num_rows, batch.nbytes)
-        (staged,) = bulk.finish()
-    return staged
+        yield StagedReferences(node_id=node_id, bulk=bulk)
 
 
 def arrays_of(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
+from icechunk_arrow.engine.plan import WrittenManifests
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.core.boxes import Box
+    from icechunk_arrow.engine.plan import ManifestToWrite
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["NOTHING_WRITTEN", "ManifestWriter", "WrittenManifests"]
+__all__ = ["ManifestWriter"]
 
 _log = logging.getLogger(__name__)
 _IN_FLIGHT = 4
@@ -33,20 +35,6 @@ _IN_FLIGHT = 4
 _PUTTERS = 8
 """Threads where a put takes a while: encoded manifests are small, so many may be under way."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenManifests:
-    """What has been written."""
-
-    entries: Inventory
-    """What each holds of each array, in the order written."""
-    sizes: Mapping[str, int]
-    """Bytes by manifest id."""
-    held: Mapping[str, bytes] = field(default_factory=dict)
-    """A single manifest that is encoded and not put, to be put with the other files of its commit."""
-
-
-NOTHING_WRITTEN = WrittenManifests(entries=NO_INVENTORY, sizes={})
 
 _Result = tuple[Inventory, int]
 """Entries, and bytes."""
@@ -106,16 +94,18 @@ class ManifestWriter:
         ndims: Mapping[int, int],
         *,
         within: Mapping[int, Box] | None = None,
+        name: str | None = None,
     ) -> str:
         """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.
 
-        ``within`` are extents that the rows of some arrays do not leave, where they are known.
+        ``within`` are extents that the rows of some arrays do not leave, where they are known, and ``name`` is the
+        manifest's id where one was planned.
 
         Raises what went wrong with one that was given before, where that is known already.
         """
         if self._failure is not None:
             raise self._failure
-        name = self._new_id()
+        name = name or self._new_id()
         self._jobs[name] = _Job(given=_Given(table, ndims, within))
         if self._pool is not None:
             self._submit(self._pool, name)
@@ -124,6 +114,10 @@ class ManifestWriter:
             for waiting in [name for name, job in self._jobs.items() if job.future is None]:
                 self._submit(self._pool, waiting)
         return name
+
+    def write_planned(self, manifest: ManifestToWrite) -> None:
+        """Write a manifest of a plan, as :meth:`write` does."""
+        self.write(manifest.rows, manifest.ndims, within=manifest.within, name=manifest.name)
 
     def _submit(self, pool: ThreadPoolExecutor, name: str) -> None:
         self._room.acquire()

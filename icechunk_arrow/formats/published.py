@@ -95,8 +95,9 @@ def _arrow(
         {**_field(field), "optional": always is not None and field.name not in always}
         for field in schema
     ]
-    for column in described["columns"] if meanings is not None else ():
-        column["description"] = meanings[column["name"]]
+    if meanings is not None:
+        for column in described["columns"]:
+            column["description"] = meanings[column["name"]]
     return described
 
 

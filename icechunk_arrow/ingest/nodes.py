@@ -14,7 +14,7 @@ from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from icechunk_arrow.engine.session import BaseSession
+    from icechunk_arrow.engine.branch_session import BranchSession
     from icechunk_arrow.ingest.hierarchy import Hierarchy
 
 __all__ = ["join_paths", "make_nodes", "placed"]
@@ -58,7 +58,7 @@ def _doubled(path: str) -> InvalidInputError:
 
 
 def make_nodes(
-    session: BaseSession,
+    session: BranchSession,
     groups: Mapping[str, Mapping[str, Any]],
     arrays: Mapping[str, Mapping[str, Any]],
     *,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.predicates import Predicate
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession
 
 __all__ = ["Dimension", "dimensions_of", "node_path", "open_array", "selected"]
 
@@ -59,13 +59,13 @@ def node_path(path: str) -> str:
     return "/" + path.strip("/")
 
 
-def open_array(session: Session, path: str) -> Any:
+def open_array(session: OpenSession, path: str) -> Any:
     """Open an array with zarr, or ``NodeNotFoundError``."""
     session.get_array(path)
     return zarr.open_array(store=session.store, path=path.strip("/"), mode="r", zarr_format=3)
 
 
-def dimensions_of(session: Session, path: str, array: Any) -> list[Dimension]:
+def dimensions_of(session: OpenSession, path: str, array: Any) -> list[Dimension]:
     """Describe the dimensions of an array, in order.
 
     A dimension's coordinate is the array of one dimension that is named as it, in the same group or the nearest
@@ -110,7 +110,9 @@ def selected(
     ]
 
 
-def _find_coordinate(session: Session, path: str, name: str, length: int) -> tuple[str, Any] | None:
+def _find_coordinate(
+    session: OpenSession, path: str, name: str, length: int
+) -> tuple[str, Any] | None:
     folder = path
     while folder and "/" not in name:
         folder = folder.rpartition("/")[0]

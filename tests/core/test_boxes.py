@@ -134,7 +134,9 @@ def test_which_points_lie_in_boxes(question: tuple[int, list[Box], list[Place]])
     assert found.inside(points).tolist() == [any(cell in each for each in sets) for cell in cells]
     for cell in cells:
         assert found.hold(cell).tolist() == [cell in each for each in sets]
-        leaving = [any(i >= n for place in each for i, n in zip(place, cell, strict=True)) for each in sets]
+        leaving = [
+            any(i >= n for place in each for i, n in zip(place, cell, strict=True)) for each in sets
+        ]
         assert found.leave(cell).tolist() == leaving
 
 

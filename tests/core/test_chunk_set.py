@@ -207,7 +207,7 @@ def test_scattered_chunks_touch_only_what_holds_them(ndim: int) -> None:
     places = [(int(n) * 10 + int(n) % 10, *(3,) * (ndim - 1)) for n in wanted]
     touched = ChunkSet.of(ndim, written=binary(places)).touching(held.boxes)
 
-    assert touched == sorted(int(held.starts[:, 0].searchsorted(n * 10)) for n in wanted)
+    assert touched == sorted(int(held.boxes.starts[:, 0].searchsorted(n * 10)) for n in wanted)
 
 
 def test_many_points_and_many_extents_are_compared_in_parts() -> None:

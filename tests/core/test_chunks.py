@@ -22,7 +22,6 @@ from tests.formats.kinds import ID
 from tests.formats.strategies import (
     chunk_refs,
     chunk_tables,
-    extents,
     refs_of,
     rows_and_groups,
 )

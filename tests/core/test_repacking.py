@@ -6,8 +6,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,10 +16,12 @@ from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, Man
 from icechunk_arrow.core.packing import PlainShape
 from icechunk_arrow.core.placement import groups_of, limit_of
 from icechunk_arrow.core.repacking import plan_repacking
-from tests.core.chunk_rows import Place, boxes, meets, places_of, table_of
+from tests.core.chunk_rows import Place, places_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
 
     from icechunk_arrow.core.repacking import Repacking
 
@@ -124,7 +124,7 @@ def rows_of(manifests: Manifests) -> list[tuple[int, Place]]:
 
 def planned(manifests: Manifests, shapes: Shapes, chosen: ManifestSettings) -> Repacking:
     """The plan for a layout."""
-    return plan_repacking(inventories_of(manifests, shapes), chosen, shapes.__getitem__)
+    return plan_repacking(inventories_of(manifests, shapes), chosen, shapes)
 
 
 @given(layouts(), manifest_settings())
@@ -146,9 +146,7 @@ def test_a_plan_accounts_for_every_manifest_and_row(
     for array_id, cut in plan.cut.items():
         names = [name for part in cut.parts for name in part]
         assert len(names) == len(set(names))
-        assert set(names) == plan.replaced & set(
-            inventories_of(manifests, shapes)[array_id].manifests
-        )
+        assert set(names) == plan.replaced & set(inventories_of(manifests, shapes)[array_id].names)
     assert rows_of(applied(manifests, shapes, plan)) == rows_of(manifests)
 
 
@@ -162,8 +160,8 @@ def test_afterwards_everything_is_as_wanted(
     held = inventories_of(after, shapes)
     sizes = {i: each.chunk_count for i, each in held.items() if len(each)}
     tenants = {name: {i for i, _ in places_of(table)} for name, table in after.items()}
-    for home, members in groups_of(chosen, sizes, shapes.__getitem__):
-        names = {name for i in members for name in held[i].manifests}
+    for home, members in groups_of(chosen, sizes, shapes):
+        names = {name for i in members for name in held[i].names}
         if len(members) == 1 and sizes[members[0]] > limit_of(home):
             assert all(tenants[name] == set(members) for name in names)
             assert all(after[name].num_rows <= limit_of(home) for name in names)
@@ -205,7 +203,7 @@ def test_what_place_makes_stays(layout: tuple[Manifests, Shapes], chosen: Manife
     """Manifests that a first commit makes are as wanted: there is nothing to repack."""
     manifests, shapes = layout
     everything = concat_sorted(list(manifests.values()))
-    placed = placement.place(everything, chosen, shapes.__getitem__)
+    placed = placement.place(everything, chosen, shapes)
     made = {f"p{n:02}": table for n, table in enumerate(placed)}
 
     assert planned(made, shapes, chosen).kept == made.keys()

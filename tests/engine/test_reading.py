@@ -38,7 +38,7 @@ from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.listing import chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
-from icechunk_arrow.engine.staging import ArrayDelta, Runs
+from icechunk_arrow.engine.segments import Bulk, Segment, Shrunk, StagedChunks
 from icechunk_arrow.engine.windows import MAX_FILES, Windows
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -465,10 +465,10 @@ def test_newer_layers_cover_older_ones(
         ran |= run
         if fresh:
             run_entries.append(_manifest_of([*fresh], f"{number}" * 20, files))
-    delta = ArrayDelta(
-        entries={coords.encode_one(k): b"new" if v else None for k, v in entries.items()},
-        runs=Runs(inventories=Inventory.of(run_entries, 2), array_id=7),
-        kept=kept,
+    segments: list[Segment] = [] if kept is None else [Shrunk(kept)]
+    staged = StagedChunks(
+        (*segments, Bulk(inventory=Inventory.of(run_entries, 2), array_id=7)),
+        {coords.encode_one(k): b"new" if v else None for k, v in entries.items()},
     )
     inside = {p for p in base if kept is None or all(i < n for i, n in zip(p, kept, strict=True))}
     expected = dict.fromkeys(inside, "0" * 20)
@@ -479,11 +479,11 @@ def test_newer_layers_cover_older_ones(
         expected.pop(place, None)
         if present:
             expected[place] = ""
-    found = described(chunk_batches(files, view, delta, 7))  # type: ignore[arg-type]
+    found = described(chunk_batches(files, view, staged, 7))  # type: ignore[arg-type]
     assert {place: row["location"] or "" for place, row in found.items()} == expected
     listed = [
         tuple(place)
-        for batch in chunk_coordinates(files, view, delta)  # type: ignore[arg-type]
+        for batch in chunk_coordinates(files, view, staged)  # type: ignore[arg-type]
         for place in batch.tolist()
     ]
     assert sorted(listed) == sorted(expected)

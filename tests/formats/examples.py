@@ -66,7 +66,7 @@ def array_node(
 
 def snapshot_of(*nodes: Node, base: Snapshot | None = None) -> Snapshot:
     """A snapshot of these nodes."""
-    names = {name for node in nodes for name in node.inventories.manifests}
+    names = {name for node in nodes for name in node.inventories.names}
     sizes = {**(base.manifest_sizes if base else {}), **dict.fromkeys(names, 1234)}
     facts = replace(FACTS, next_node_id=1 + max((2, *(node.id for node in nodes))))
     return structure.with_changes(base, facts, removed=(), changed=nodes, manifest_sizes=sizes)

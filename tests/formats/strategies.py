@@ -163,7 +163,7 @@ def snapshots(draw: st.DrawFn) -> tuple[Snapshot, list[Node]]:
         if not any(node.path != "/" and node.path.startswith(above) for above in arrays)
     ]  # fmt: skip
     largest = max((node.id for node in held), default=0)
-    manifests = sorted({name for node in held for name in node.inventories.manifests})
+    manifests = sorted({name for node in held for name in node.inventories.names})
     sizes = {name: draw(st.integers(0, 2**50)) for name in manifests}
     snapshot = structure.with_changes(
         None, draw(facts(largest)), removed=(), changed=held, manifest_sizes=sizes

@@ -14,7 +14,14 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import are_virtual
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy, validity
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+    validity,
+)
 from icechunk_arrow.core.coord_lists import decode_lists
 from icechunk_arrow.core.manifest_columns import IN_TABLES
 from icechunk_arrow.tables.columns import int64, repeated, table_of

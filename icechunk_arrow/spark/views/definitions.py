@@ -151,7 +151,11 @@ def _of_manifest(column: Column, scan: Scan, form: int, *, checked: bool) -> str
     """Take a column over from manifests, as it is in the tables."""
     if not column.is_in(scan.form):
         return f"CAST(NULL AS {spark_type(column.in_tables)}) AS {column.name}"
-    return column.name if column.type == column.in_tables else _signed(column.name, form, checked=checked)
+    return (
+        column.name
+        if column.type == column.in_tables
+        else _signed(column.name, form, checked=checked)
+    )
 
 
 def _scan(

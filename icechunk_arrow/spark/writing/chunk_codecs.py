@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession
 
 __all__ = ["ChunkCodecs"]
 
@@ -26,7 +26,7 @@ __all__ = ["ChunkCodecs"]
 class ChunkCodecs:
     """Encodes chunks of one array, and reads stored ones."""
 
-    def __init__(self, session: Session, path: str) -> None:
+    def __init__(self, session: OpenSession, path: str) -> None:
         self.path = path
         self._array = zarr.open_array(
             store=session.store, path=path.strip("/"), mode="r", zarr_format=3

@@ -30,7 +30,7 @@ from icechunk_arrow.spark.writing.row_placing import CellColumn
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession, Session
     from icechunk_arrow.spark.writing.row_axes import NewCoordinates, ResolvedAxis
 
 __all__ = [
@@ -124,7 +124,7 @@ def named_paths(arrays: Any, group: str) -> list[str]:
     return [node_path(path) for path in found]
 
 
-def shape_of(session: Session, arrays: Sequence[RowArray]) -> ArrayShape | None:
+def shape_of(session: OpenSession, arrays: Sequence[RowArray]) -> ArrayShape | None:
     """Say what those of the arrays have in common that are there; None if none is."""
     first: ArrayShape | None = None
     for each in arrays:
