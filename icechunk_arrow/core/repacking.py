@@ -104,6 +104,13 @@ def _parts_to_cut(
     Parts that share a slice along the cut axis stay together, or are cut together: only so what comes out has
     nothing in common with what stays. A part must go that another one cuts into, that is too large, or small
     beside a small one; and where neighbours are cut a small one goes as well, so that once is enough.
+
+    Why that is right: in the order of their places, parts fall into groups with no slice of the cut axis in common
+    (a group begins where a part begins behind the reach of all before it). A group is cut as a whole or not at all,
+    so whatever is cut fills slices of its own, and rows that are cut again meet no part that stays. What is cut
+    ends in a manifest that may be small; beside a small part that stays it would have to be merged the next time.
+    So a small part at the edge of a group goes with a neighbour that goes, forwards and then backwards, which
+    reaches every such part because each pass hands on what it decided.
     """
     limit = limit_of(chosen)
     places, slices = _places(found, limit, shape, chosen)
