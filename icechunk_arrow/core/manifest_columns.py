@@ -183,6 +183,8 @@ COLUMNS = (
         about=About.BYTES,
         flag=HAS_CRC,
         implied=HAS_SUMS,
+        in_tables=pa.int64(),
+        in_words="CRC-32C of a native chunk's bytes; null where none was stored",
     ),
     Column(
         name="sums_crc32c",

@@ -23,6 +23,7 @@ SELECT
     c.length,
     c.etag,
     c.last_modified,
+    c.crc32c,
     c.manifest,
     {snapshot} AS snapshot
 FROM (
