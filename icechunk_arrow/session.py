@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.core.columns import one_array, to_numpy
 from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.lazy import lazy
+from icechunk_arrow.engine.branch_session import BranchSession
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.engine.forks import (
     WrittenChunks,
@@ -15,7 +16,6 @@ from icechunk_arrow.engine.forks import (
     combine,
     refuse_deleted,
     require_synced,
-    shared_manifests,
     uncommitted_snapshot,
     write_out,
 )
@@ -31,16 +31,11 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.zarr import IcechunkStore
 
-__all__ = ["ForkSession", "Session"]
+__all__ = ["ForkSession", "OpenSession", "Session"]
 
 
-class Session(BaseSession):
-    """Reads one snapshot; on a branch, also gathers changes and commits them.
-
-    Sessions come from :meth:`Repository.readonly_session` and :meth:`Repository.writable_session`. They and
-    their stores are safe to use from many threads. A read-only session pickles; for writing from several
-    processes there is :meth:`fork`.
-    """
+class OpenSession(BaseSession):
+    """What people find on every session."""
 
     @lazy
     def store(self) -> IcechunkStore:
@@ -80,17 +75,6 @@ class Session(BaseSession):
         values = encoded_chunks(self.payload_writer)
         self.stage_rows(array_path, chunks, values, duplicates=duplicates)
 
-    def clear_array(self, path: str) -> None:
-        """Remove all chunks of an array."""
-        with self._lock:
-            self._check_writable()
-            view = self.get_array(path)
-            ndim = len(view.grid.chunk_counts)
-            if not ndim:
-                self.delete_chunk(path, ())
-                return
-            self._staging.delta(view.node.id).shrink((0,) * ndim)
-
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Undo everything that changed in this session since the block began, if the block fails.
@@ -109,28 +93,6 @@ class Session(BaseSession):
             raise
 
     # -- work done by others
-
-    def fork(self) -> ForkSession:
-        """Give a session for another process: it sees what this one sees, and writes chunks.
-
-        A fork pickles, to the worker with nothing and back with what it wrote; :meth:`merge` takes it. It makes
-        no arrays or groups and does not commit: make arrays here, before.
-        """
-        with self._lock:
-            self._check_writable()
-            self._write_waiting()
-            snapshot_id = self.snapshot_id
-            if self.has_uncommitted_changes:
-                snapshot_id = uncommitted_snapshot(
-                    self._context,
-                    self._get_tip(),
-                    self._staging.base,
-                    self._changes_of(self._staging),
-                    self._started_at,
-                )
-            fork = ForkSession(self._context, snapshot_id)
-            fork._forked_at = self._staging.base.id  # noqa: SLF001 -- made here
-            return fork
 
     def merge(self, *forks: ForkSession, duplicates: str = "error") -> None:
         """Take over what forks of this session wrote.
@@ -182,9 +144,8 @@ class Session(BaseSession):
             ids = to_numpy(part.deleted["array_id"]).tolist()
             gone = one_array(part.deleted["coord"]).to_pylist()
             for node_id, coord in zip(ids, gone, strict=True):
-                self._staging.delta(node_id).entries[coord] = None
+                self._staging.chunks_of(node_id).entries[coord] = None
         self.stage(staged)
-        self._staging.shared_runs.update(shared_manifests(parts))
 
     def _repr_html_(self) -> str:
         return html_of(
@@ -198,9 +159,53 @@ class Session(BaseSession):
         )
 
 
-class ForkSession(Session):
+class Session(OpenSession, BranchSession):
+    """Reads one snapshot; on a branch, also gathers changes and commits them.
+
+    Sessions come from :meth:`Repository.readonly_session` and :meth:`Repository.writable_session`. They and
+    their stores are safe to use from many threads. A read-only session pickles; for writing from several
+    processes there is :meth:`fork`.
+    """
+
+    def clear_array(self, path: str) -> None:
+        """Remove all chunks of an array."""
+        with self._lock:
+            self._check_writable()
+            view = self.get_array(path)
+            ndim = len(view.grid.chunk_counts)
+            if not ndim:
+                self.delete_chunk(path, ())
+                return
+            self._staging.chunks_of(view.node.id).shrink((0,) * ndim)
+
+    def fork(self) -> ForkSession:
+        """Give a session for another process: it sees what this one sees, and writes chunks.
+
+        A fork pickles, to the worker with nothing and back with what it wrote; :meth:`merge` takes it. It makes
+        no arrays or groups and does not commit: make arrays here, before.
+        """
+        with self._lock:
+            self._check_writable()
+            self._write_waiting()
+            snapshot_id = self.snapshot_id
+            if self.has_uncommitted_changes:
+                snapshot_id = uncommitted_snapshot(
+                    self._context,
+                    self._get_tip(),
+                    self._staging.base,
+                    self._changes_of(self._staging),
+                    self._started_at,
+                )
+            fork = ForkSession(self._context, snapshot_id)
+            fork._forked_at = self._staging.base.id  # noqa: SLF001 -- made here
+            return fork
+
+
+class ForkSession(OpenSession):
     """Writes chunks for another session, in any process: see :meth:`Session.fork`."""
 
+    branch = None
+    """A fork is on none: what it wrote is committed by the session that was forked."""
     _forked_at: str
     """The snapshot on which the session stood that was forked."""
     _written: WrittenChunks | None = None
@@ -221,7 +226,7 @@ class ForkSession(Session):
 
     def __repr__(self) -> str:
         if self._is_copy:
-            return super().__repr__()
+            return f"<Session copied by a fork {self._context.storage.url}>"
         state = "finished" if self.read_only else "writable"
         return f"<ForkSession {state} {self._context.storage.url} at {self.snapshot_id!r}>"
 
@@ -248,7 +253,7 @@ class ForkSession(Session):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__init__(state["context"], state["snapshot_id"])  # type: ignore[misc]
         self._forked_at = state["forked_at"]
         self._written = state["written"]
 

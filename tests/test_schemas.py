@@ -27,6 +27,8 @@ from icechunk_arrow.storage.scratch import SCRATCH
 from tests.places import UNSYNCED
 
 FOLDER = Path(__file__).parent.parent / "schemas"
+EXPLAINED = {"optional", "description"}
+"""What is said of a column, and does not stand in files."""
 NAMES = {
     "attributes.json",
     "branch-entry.schema.json",
@@ -197,11 +199,14 @@ def test_every_parquet_file_has_published_columns(places: list[Path]) -> None:
             found = columns(pq.read_schema(io.BytesIO(data)).remove_metadata())
             names = {column["name"] for column in found}
             expected = [
-                {member: value for member, value in column.items() if member != "optional"}
+                {name: value for name, value in column.items() if name not in EXPLAINED}
                 for column in published_columns
                 if not column["optional"] or column["name"] in names
             ]
             assert found == expected, key
+            assert name.partition("-")[0] != "manifest" or all(
+                column["description"] for column in published_columns
+            )
             seen.add(name)
 
     assert seen >= {"structure", "structure-wide", "manifest-wide", "attributes", "transaction"}

@@ -6,7 +6,6 @@ differences. One reference as an object (:class:`ChunkRef`) exists only at the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +14,8 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import around
 from icechunk_arrow.core.columns import (
-    distinct,
     empty_table,
     from_numpy,
     from_values,
@@ -26,11 +25,28 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
+from icechunk_arrow.core.manifest_columns import (
+    CHUNK_SCHEMA,
+    COLUMNS,
+    DENSE,
+    HAS_CHECKS,
+    HAS_CRC,
+    HAS_INLINE,
+    HAS_NATIVE,
+    HAS_STATISTICS,
+    HAS_SUMS,
+    HAS_VIRTUAL,
+    MISSING,
+    STATISTICS,
+    WIDE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
+
+    from icechunk_arrow.core.boxes import Box
 
 __all__ = [
     "CHUNK_SCHEMA",
@@ -43,91 +59,35 @@ __all__ = [
     "HAS_STATISTICS",
     "HAS_SUMS",
     "HAS_VIRTUAL",
+    "IS_VIRTUAL_SQL",
     "STATISTICS",
     "WIDE",
-    "ArrayRuns",
     "ChunkRef",
-    "Extent",
+    "are_virtual",
     "by_first_row",
     "chunk_table",
     "columns_of",
     "concat_rows",
     "concat_sorted",
-    "describe_arrays",
     "extent_of",
-    "extent_of_grid",
     "extent_within",
     "form_flags",
     "is_chunk_table",
     "is_sorted",
     "is_virtual",
     "keep_rows",
+    "kinds_of_rows",
     "known_statistics",
     "member_mask",
+    "newest_rows",
+    "ref_of_row",
     "rows_of_array",
     "rows_of_arrays",
     "rows_of_refs",
     "sort_rows",
-    "volume",
     "with_array_id",
     "with_coded_files",
 ]
-
-Extent = tuple[tuple[int, int], ...]
-"""A half-open range per dimension."""
-
-DENSE, HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL, WIDE, HAS_CHECKS, HAS_CRC = 1, 2, 4, 8, 16, 32, 64
-HAS_STATISTICS, HAS_SUMS = 128, 256
-"""Flags of an inventory entry: what the rows are like, and which form the manifest file has."""
-_MOST = (1 << 64) - 1
-
-CHUNK_SCHEMA = pa.schema(
-    [
-        pa.field("array_id", pa.uint32(), nullable=False),
-        pa.field("coord", pa.binary(), nullable=False),
-        pa.field("inline_data", pa.binary()),
-        pa.field("chunk_file", pa.string()),
-        pa.field("offset", pa.uint64()),
-        pa.field("length", pa.uint64(), nullable=False),
-        pa.field("etag", pa.string()),
-        pa.field("last_modified", pa.timestamp("us", "UTC")),
-        pa.field("crc32c", pa.uint32()),
-        pa.field("sums_crc32c", pa.uint32()),
-    ]
-)
-"""References in memory, sorted by (array_id, coord); every column is there, null where unused.
-
-Behind them stands :data:`STATISTICS` where some rows have any.
-"""
-
-STATISTICS = pa.field(
-    "statistics",
-    pa.struct(
-        [
-            ("value_count", pa.uint64()),
-            ("nan_count", pa.uint64()),
-            ("missing_count", pa.uint64()),
-            ("low_float", pa.float64()),
-            ("high_float", pa.float64()),
-            ("low_int", pa.int64()),
-            ("high_int", pa.int64()),
-            ("low_uint", pa.uint64()),
-            ("high_uint", pa.uint64()),
-            ("low_text", pa.binary()),
-            ("high_text", pa.binary()),
-            ("sum_float", pa.float64()),
-            ("sum_int", pa.int64()),
-            ("bounds_exact", pa.uint8()),
-            ("clip", pa.binary()),
-            ("missing", pa.binary()),
-        ]
-    ),
-)
-"""What is known of chunks' values, in one column: what moves rows moves it along, and most tables do without.
-
-The members stand in manifests as columns of their own; but ``missing``, what counted as missing when the chunk was
-written, stands there once for each array.
-"""
 
 _FILE = CHUNK_SCHEMA.get_field_index("chunk_file")
 CODED_SCHEMA = CHUNK_SCHEMA.set(
@@ -136,8 +96,7 @@ CODED_SCHEMA = CHUNK_SCHEMA.set(
 """The same with each file's name only once: smaller, and cheaper to take rows of, to write and to read."""
 
 _NATIVE_NAME = 20
-"""A native file's name has so many characters. A virtual one's always has one of these:"""
-_VIRTUAL_MARKS = (b":", b"/")
+"""A native file's name has so many characters, unless a writer was wrong."""
 _FEW_PARTS = 16
 _SOME_ROWS = 1 << 12
 
@@ -168,9 +127,41 @@ class ChunkRef(NamedTuple):
         return "virtual" if self.file is not None and is_virtual(self.file) else "native"
 
 
+# What has a colon or a slash in it is the URI of a virtual chunk's file, and anything else a native one's name. The
+# same for one name, for a column of them, and for SQL:
+
+
 def is_virtual(file: str) -> bool:
     """Whether a ``chunk_file`` is an absolute URI rather than a bare name."""
     return ":" in file or "/" in file
+
+
+IS_VIRTUAL_SQL = "(contains(chunk_file, ':') OR contains(chunk_file, '/'))"
+
+
+def are_virtual(names: pa.Array) -> npt.NDArray[np.bool_]:
+    """For each text of a column, whether it is an absolute URI rather than a bare name; of a null either."""
+    offsets, data = offsets_and_data(names)
+    short = (
+        np.diff(offsets) == _NATIVE_NAME
+    )  # names of native files, nearly always: told by their letters at once
+    found = np.empty(len(names), np.bool_)
+    others = np.flatnonzero(~short)
+    if len(others):
+        some = names if len(others) == len(names) else names.take(indices(others))
+        marked = to_numpy(pc.match_substring(some, ":"))
+        found[others] = marked if marked.all() else marked | to_numpy(pc.match_substring(some, "/"))
+    rows = np.flatnonzero(short)
+    if len(rows):
+        if len(others):
+            letters = data[offsets[rows].astype(np.int64)[:, None] + np.arange(_NATIVE_NAME)]
+        else:
+            letters = data[offsets[0] : offsets[-1]].reshape(-1, _NATIVE_NAME)
+        text = letters.tobytes()
+        found[rows] = False
+        if b":" in text or b"/" in text:
+            found[rows] = np.isin(letters, np.frombuffer(b":/", np.uint8)).any(axis=1)
+    return found
 
 
 def chunk_table(columns: Mapping[str, pa.Array], count: int) -> pa.Table:
@@ -214,11 +205,8 @@ def with_coded_files(table: pa.Table) -> pa.Table:
     return table.set_column(_FILE, CODED_SCHEMA.field(_FILE), files.unify_dictionaries())
 
 
-_REF_COLUMNS = (
-    *("inline_data", "chunk_file", "offset", "length"),
-    *("etag", "last_modified", "crc32c", "sums_crc32c"),
-)
-"""The columns that a reference's members stand in."""
+_REF_COLUMNS = CHUNK_SCHEMA.names[2:]
+"""The columns that a reference's members stand in, in their order."""
 
 
 def rows_of_refs(
@@ -244,6 +232,16 @@ def rows_of_refs(
         "offset": from_numpy(offsets, pa.uint64(), in_file),
     }
     return chunk_table(columns, count)
+
+
+def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
+    """Read one reference of a table."""
+    found = dict(zip(ChunkRef._fields, (table[name][row] for name in _REF_COLUMNS), strict=True))
+    modified = found.pop("last_modified")
+    ref = ChunkRef(**{name: value.as_py() for name, value in found.items()})
+    return ref._replace(
+        offset=ref.offset or 0, last_modified=modified.value if modified.is_valid else None
+    )
 
 
 def with_array_id(table: pa.Table, array_id: int) -> pa.Table:
@@ -286,19 +284,31 @@ def by_first_row(tables: Sequence[pa.Table]) -> list[pa.Table]:
     )
 
 
+def newest_rows(tables: Sequence[pa.Table]) -> pa.Table:
+    """Unite sorted rows of one array, oldest table first; of a chunk in several of them the newest row stays."""
+    full = [table for table in tables if table.num_rows]
+    if len(full) < 2:
+        return full[0] if full else empty_table(CHUNK_SCHEMA)
+    rows = sort_rows(_put_together(full))  # equal ones stay in the order of their tables
+    column = one_array(rows["coord"])
+    is_last = ~to_numpy(pc.equal(column.slice(1), column.slice(0, len(column) - 1)))
+    return keep_rows(rows, np.append(is_last, True))
+
+
 def concat_sorted(tables: Sequence[pa.Table]) -> pa.Table:
     """Unite tables of references that have no row in common, in order; coded if one of them is."""
     full = [table for table in tables if table.num_rows]
     if len(full) == 1:
         return full[0]
-    full = by_first_row(full)
-    if not full:
-        return empty_table(CHUNK_SCHEMA)
-    coded = any(map(_is_coded, full))
-    if coded:
-        full = [with_coded_files(table) for table in full]
-    united = concat_rows(full)
-    return sort_rows((united.unify_dictionaries() if coded else united).combine_chunks())
+    return sort_rows(_put_together(by_first_row(full))) if full else empty_table(CHUNK_SCHEMA)
+
+
+def _put_together(tables: Sequence[pa.Table]) -> pa.Table:
+    """Put tables one behind the other, coded if one of them is."""
+    if not any(map(_is_coded, tables)):
+        return concat_rows(tables).combine_chunks()
+    coded = concat_rows([with_coded_files(table) for table in tables])
+    return coded.unify_dictionaries().combine_chunks()
 
 
 def concat_rows(tables: Sequence[pa.Table]) -> pa.Table:
@@ -324,40 +334,16 @@ def keep_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return pa.concat_tables(parts) if parts else table.slice(0, 0)
 
 
-def volume(extent: Extent) -> int:
-    """How many coordinates an extent spans."""
-    total = 1
-    for start, stop in extent:
-        total *= max(stop - start, 0)
-    return total
-
-
-def extent_of_grid(counts: tuple[int, ...]) -> Extent:
-    """Give the extent of a grid with so many chunks along each dimension."""
-    return tuple((0, count) for count in counts)
-
-
-def coord_in(extent: Extent, place: int) -> tuple[int, ...]:
-    """Give the coordinate at a place of an extent that is gone through in order."""
-    coord = []
-    for start, stop in reversed(extent):
-        place, step = divmod(place, stop - start)
-        coord.append(start + step)
-    return tuple(reversed(coord))
-
-
-def extent_of(coord: pa.Array, ndim: int) -> Extent:
+def extent_of(coord: pa.Array, ndim: int) -> Box:
     """Find the smallest extent around the coordinates of a column that is not empty."""
-    decoded = coords.decode(coord, ndim)
-    low, high = decoded.min(axis=0), decoded.max(axis=0)
-    return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
+    return around(coords.decode(coord, ndim))
 
 
-def extent_within(column: pa.Array, bounds: Extent) -> Extent:
+def extent_within(column: pa.Array, bounds: Box) -> Box:
     """Find the smallest extent around sorted coordinates within bounds, and stop where it reaches all of them."""
     ndim = len(bounds)
     first, last = coords.decode_one(column[0].as_py()), coords.decode_one(column[-1].as_py())
-    extent: Extent = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
+    extent: Box = tuple((min(a, b), max(a, b) + 1) for a, b in zip(first, last, strict=True))
     for start in range(0, len(column), _SOME_ROWS):
         if extent[1:] == bounds[1:]:  # the first dimension is that of the first and the last row
             break
@@ -368,18 +354,7 @@ def extent_within(column: pa.Array, bounds: Extent) -> Extent:
 
 def _kinds_of_names(names: pa.Array) -> npt.NDArray[np.uint8]:
     """Tell of each file's name whether it is native or virtual, as its flag; 0 where it is null."""
-    offsets, data = offsets_and_data(names)
-    lengths = np.diff(offsets)
-    kinds = np.where(lengths == _NATIVE_NAME, np.uint8(HAS_NATIVE), np.uint8(HAS_VIRTUAL))
-    short = np.flatnonzero(lengths == _NATIVE_NAME)
-    if len(short) == len(lengths):
-        letters = data[offsets[0] : offsets[-1]].reshape(-1, _NATIVE_NAME)
-    else:
-        letters = data[offsets[short].astype(np.int64)[:, None] + np.arange(_NATIVE_NAME)]
-    text = letters.tobytes()
-    if any(mark in text for mark in _VIRTUAL_MARKS):
-        marked = np.isin(letters, np.frombuffer(b"".join(_VIRTUAL_MARKS), np.uint8)).any(axis=1)
-        kinds[short[marked]] = HAS_VIRTUAL
+    kinds = np.where(are_virtual(names), np.uint8(HAS_VIRTUAL), np.uint8(HAS_NATIVE))
     if names.null_count:
         kinds[~validity(names)] = 0
     return kinds
@@ -397,7 +372,7 @@ def _kinds_of_files(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
-def _kinds(table: pa.Table) -> npt.NDArray[np.uint8]:
+def kinds_of_rows(table: pa.Table) -> npt.NDArray[np.uint8]:
     """Tell of each row whether it is inline, native or virtual, as its flag."""
     files = table["chunk_file"]
     count = table.num_rows
@@ -409,14 +384,17 @@ def _kinds(table: pa.Table) -> npt.NDArray[np.uint8]:
 
 def form_flags(table: pa.Table) -> int:
     """Flags that tell which form a manifest of these rows takes on disk."""
-    checks = any(table[name].null_count < table.num_rows for name in ("etag", "last_modified"))
-    sums = table["sums_crc32c"].null_count < table.num_rows
-    crc = sums or table["crc32c"].null_count < table.num_rows
-    described = any(known_statistics(table))
+    count = table.num_rows
+    plain = [each for each in COLUMNS if each.flag and each.flag != HAS_STATISTICS]
+    form = HAS_STATISTICS if any(known_statistics(table)) else 0
+    for each in plain:
+        if table[each.name].null_count < count:
+            form |= each.flag
+    for each in plain:
+        if form & each.implied:
+            form |= each.flag
     lengths = to_numpy(table["length"])
-    wide = bool(len(lengths)) and int(lengths.max()) >= 1 << 32
-    flags = (WIDE if wide else 0) | (HAS_CHECKS if checks else 0) | (HAS_CRC if crc else 0)
-    return flags | (HAS_STATISTICS if described else 0) | (HAS_SUMS if sums else 0)
+    return form | (WIDE if count and int(lengths.max()) >= 1 << 32 else 0)
 
 
 def columns_of(table: pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
@@ -434,32 +412,8 @@ def known_statistics(table: pa.Table) -> Iterator[tuple[str, pa.Array]]:
     if STATISTICS.name in table.column_names:
         column = one_array(table[STATISTICS.name])
         for field, values in zip(STATISTICS.type, column.flatten(), strict=True):
-            if field.name != "missing" and values.null_count < len(values):
+            if field.name != MISSING.name and values.null_count < len(values):
                 yield field.name, values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayRuns:
-    """What sorted rows hold of each array: one item per array, in the order of the rows."""
-
-    array_ids: npt.NDArray[np.uint32]
-    rows: npt.NDArray[np.int64]
-    """Number of the array's first row."""
-    row_counts: npt.NDArray[np.int64]
-    stored_bytes: npt.NDArray[np.uint64]
-    """Bytes that the array's chunks take where they are stored; the largest number stands for more than it."""
-    ndims: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.uint64]
-    """Arrays × the most dimensions of one: the smallest extent, 0 behind an array's last dimension."""
-    stops: npt.NDArray[np.uint64]
-    flags: npt.NDArray[np.uint16]
-    """Density, contents and form."""
-
-    def extent(self, place: int) -> Extent:
-        """Give one array's extent."""
-        ndim = int(self.ndims[place])
-        low, high = self.starts[place, :ndim].tolist(), self.stops[place, :ndim].tolist()
-        return tuple(zip(low, high, strict=True))
 
 
 def rows_of_arrays(
@@ -478,74 +432,3 @@ def rows_of_array(table: pa.Table, array_id: int) -> pa.Table:
     ids = to_numpy(table["array_id"])
     start, stop = np.searchsorted(ids, np.array([array_id, array_id + 1], np.int64)).tolist()
     return table if stop - start == len(ids) else table.slice(start, stop - start)
-
-
-def _sums_of_lengths(table: pa.Table, firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Add up the lengths from each of these rows up to the next."""
-    lengths = to_numpy(table["length"])
-    if not len(firsts):
-        return np.empty(0, np.uint64)
-    sums = np.add.reduceat(lengths, firsts)
-    if int(lengths.max()) <= _MOST // len(lengths):
-        return sums
-    half = np.uint64(32)
-    low = np.add.reduceat(lengths & np.uint64((1 << 32) - 1), firsts)
-    high = np.add.reduceat(lengths >> half, firsts) + (low >> half)
-    return np.where(high >> half, np.uint64(_MOST), sums)
-
-
-def describe_arrays(
-    table: pa.Table, ndims: Mapping[int, int], within: Mapping[int, Extent] | None = None
-) -> ArrayRuns:
-    """Describe what sorted rows hold of each array, all arrays at once.
-
-    Where the rows of an array are known to lie ``within`` an extent, no more of them are decoded than it takes to
-    know that they need all of it.
-    """
-    found, rows, counts = rows_of_arrays(table)
-    ranks = np.fromiter((ndims[i] for i in found.tolist()), np.int64, len(found))
-    starts = np.zeros((len(found), int(ranks.max(initial=0))), np.uint64)
-    stops = np.zeros_like(starts)
-    column = one_array(table["coord"])
-    bounds = None if within is None or len(found) != 1 else within.get(int(found[0]))
-    if bounds is not None:
-        extent = extent_within(column, bounds)
-        starts[0], stops[0] = np.array(extent, np.uint64).reshape(-1, 2).T
-        return _array_runs(table, found, rows, counts, (ranks, starts, stops))
-    for ndim in distinct(ranks).tolist():
-        chosen = np.flatnonzero(ranks == ndim)
-        some = column
-        if len(chosen) < len(found):
-            some = column.take(indices(np.flatnonzero(np.repeat(ranks == ndim, counts))))
-        decoded = coords.decode(some, ndim)
-        first = np.cumsum(counts[chosen]) - counts[chosen]
-        starts[chosen, :ndim] = np.minimum.reduceat(decoded, first, axis=0)
-        stops[chosen, :ndim] = np.maximum.reduceat(decoded, first, axis=0) + np.uint64(1)
-    return _array_runs(table, found, rows, counts, (ranks, starts, stops))
-
-
-def _array_runs(
-    table: pa.Table,
-    found: npt.NDArray[np.uint32],
-    rows: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    extents: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]],
-) -> ArrayRuns:
-    """Put together what is known of arrays, with what their rows say of themselves."""
-    ranks, starts, stops = extents
-    spans = (stops - starts).astype(np.float64)
-    inside = np.arange(starts.shape[1]) < ranks[:, None]
-    # exact wherever it can equal a number of rows, which is below 2**32
-    dense = np.where(inside, spans, 1.0).prod(axis=1) == counts
-    kinds = np.bitwise_or.reduceat(_kinds(table), rows) if len(rows) else np.empty(0, np.uint8)
-    flags = kinds.astype(np.uint16) | dense.astype(np.uint16) * np.uint16(DENSE)
-    return ArrayRuns(
-        array_ids=found,
-        rows=rows,
-        row_counts=counts,
-        stored_bytes=_sums_of_lengths(table, rows),
-        ndims=ranks,
-        starts=starts,
-        stops=stops,
-        flags=flags | np.uint16(form_flags(table)),
-    )

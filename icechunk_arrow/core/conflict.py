@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from icechunk_arrow.core.boxes import Boxes, point_at, volume
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import coord_in, extent_of_grid, member_mask, volume
+from icechunk_arrow.core.chunks import member_mask
 from icechunk_arrow.core.columns import bytes_at, from_numpy
 from icechunk_arrow.core.coords import decode, decode_one
-from icechunk_arrow.core.inventories import Inventories
 from icechunk_arrow.core.log import ChunkChanges
 
 if TYPE_CHECKING:
@@ -289,9 +289,7 @@ def cuts_off(mine: ChunkChanges, other: ChunkChanges) -> bool:
 
 def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
     """Tell which chunks were written, deleted or cut off, there or not."""
-    kept = changes.kept
-    outside = None if kept is None else extent_of_grid(kept)
-    return replace(_chunks_of(changes, coords_of, _rank(changes)), outside=outside)
+    return replace(_chunks_of(changes, coords_of, _rank(changes)), kept=changes.kept)
 
 
 def _rank(changes: ChunkChanges) -> int:
@@ -328,31 +326,15 @@ def _both(
     single = pa.concat_arrays(in_both)
     listed = sorted(map(decode_one, single[:MOST_LISTED].to_pylist()))
     count = len(single)
-    for low, high in zip(*_common_boxes(ours.boxes, theirs.boxes), strict=True):
-        box = tuple(zip(low.tolist(), high.tolist(), strict=True))
+    for box in ours.boxes.common(theirs.boxes):
         more = min(volume(box), MOST_LISTED - len(listed))
-        listed += (coord_in(box, place) for place in range(more))
+        listed += (point_at(box, place) for place in range(more))
         count += volume(box)
     return listed[:MOST_LISTED], count
 
 
 def _mask(values: npt.NDArray[np.bool_]) -> pa.Array:
     return from_numpy(values, pa.bool_())
-
-
-def _common_boxes(
-    mine: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Lower and upper corners of what boxes of two sets have in common."""
-    lows, highs = [], []
-    for box in mine:
-        low = np.maximum(other[:, :, 0], box[:, 0])
-        high = np.minimum(other[:, :, 1], box[:, 1])
-        meets = (low < high).all(axis=1)
-        lows.append(low[meets])
-        highs.append(high[meets])
-    none = np.empty((0, mine.shape[1]), np.uint64)
-    return np.concatenate([none, *lows]), np.concatenate([none, *highs])
 
 
 def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
@@ -362,7 +344,7 @@ def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
     ndim = len(changes.bulk[0].extent)
     boxes = [each.extent for each in other.at_once]
     theirs = ChunkSet.of(ndim, deleted=other.single, boxes=boxes)
-    mine = Inventories.of_extents([bulk.extent for bulk in changes.bulk], ndim)
+    mine = Boxes.of([bulk.extent for bulk in changes.bulk], ndim)
     return replace(changes, bulk=tuple(changes.bulk[i] for i in theirs.touching(mine)))
 
 

@@ -175,7 +175,16 @@ def _words_at(
 def _decode_block(
     offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], into: npt.NDArray[np.uint64]
 ) -> None:
-    """Decode some rows, dimension by dimension, from words that begin with the next index."""
+    """Decode some rows, dimension by dimension, from words that begin with the next index.
+
+    Why that is right: ``word`` holds, from its top bit on, the bytes that begin with the next index of each
+    row. The top two bits are its form; shifted out to the left and then down to its own width, what remains
+    is the index, whatever follows it in the word. Where a whole coordinate fits one word, shifting by that
+    width brings the next index to the top; else the next word is fetched from where the index ended. Bytes
+    behind a row are those of the next one: they are cut off by the width of the index, and if a row is too
+    short, or too long, the bytes used are not as many as it has. An index in too long a form is told by its
+    upper bits, which are then zero.
+    """
     ndim = into.shape[1]
     words = _words_at(offsets, data, ndim)
     start = offsets[:-1].astype(np.int64) - int(offsets[0])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.chunks import volume
+from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.columns import empty, indices, run_edges
 from icechunk_arrow.core.lazy import lazy
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.snapshot import SnapshotFacts
 
 __all__ = [
@@ -90,7 +90,7 @@ class TakenSource(NamedTuple):
 class Cleared:
     """A box of chunks that were deleted at once, whether they were there or not."""
 
-    extent: Extent
+    extent: Box
     chunk_count: int
     """How many of them were there."""
 
@@ -100,7 +100,7 @@ class BulkWrite:
     """Many chunks written at once: the rows of one array in one manifest."""
 
     manifest: str
-    extent: Extent
+    extent: Box
     chunk_count: int
 
     @property

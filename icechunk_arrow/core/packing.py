@@ -211,7 +211,7 @@ def ordered_sets(settings: ManifestSettings) -> tuple[ManifestSet, ...]:
 
 
 def pack(
-    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Mapping[int, ArrayShape]
 ) -> list[Pack]:
     """Assign every array to one manifest of one set; ``sizes`` are references to be placed, by array id.
 
@@ -224,7 +224,7 @@ def pack(
     chunks, of which ten are written, would be cut. Rules may go by either.
     """
     waiting: dict[str, list[int]] = defaultdict(list)
-    homes = choose_sets(settings, [shapes(array_id) for array_id in sizes])
+    homes = choose_sets(settings, [shapes[array_id] for array_id in sizes])
     for array_id, chosen in zip(sizes, homes, strict=True):
         waiting[chosen.name].append(array_id)
     packs = []

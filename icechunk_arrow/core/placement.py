@@ -21,7 +21,7 @@ from icechunk_arrow.core.packing import choose_sets, closure, pack
 from icechunk_arrow.core.splits import axis_of, box_numbers, box_of, cuts, keeps_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -33,6 +33,7 @@ __all__ = [
     "MERGE_FAN",
     "SMALL_ROWS",
     "Live",
+    "Unknown",
     "choose_units",
     "groups_of",
     "limit_of",
@@ -40,6 +41,7 @@ __all__ = [
     "place_additions",
     "set_for_size",
     "sizes_after",
+    "to_be_known",
 ]
 
 MAX_MANIFEST_ROWS = 1 << 22
@@ -65,14 +67,14 @@ def set_for_size(settings: ManifestSettings, chosen: ManifestSet, size: int) -> 
 
 
 def _packs(
-    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Mapping[int, ArrayShape]
 ) -> list[tuple[ManifestSet, Pack]]:
     sets = {each.name: each for each in settings.sets}
     return [(sets[each.set_name], each) for each in pack(settings, sizes, shapes)]
 
 
 def groups_of(
-    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Mapping[int, ArrayShape]
 ) -> Iterator[tuple[ManifestSet, tuple[int, ...]]]:
     """Say which arrays share a manifest; one that is larger than its set's limit stands alone, to be cut."""
     for chosen, each in _packs(settings, sizes, shapes):
@@ -94,7 +96,7 @@ def groups_of(
 
 
 def place(
-    table: pa.Table, settings: ManifestSettings, shapes: Callable[[int], ArrayShape]
+    table: pa.Table, settings: ManifestSettings, shapes: Mapping[int, ArrayShape]
 ) -> Iterator[pa.Table]:
     """Split sorted rows of some arrays into manifests, as the settings want it."""
     ids, starts, counts = rows_of_arrays(table)
@@ -106,7 +108,7 @@ def place(
         array_id = members[0]
         if len(members) == 1 and sizes[array_id] > limit_of(chosen):
             part = table.slice(first[array_id], sizes[array_id])
-            yield from _split(part, shapes(array_id), chosen)
+            yield from _split(part, shapes[array_id], chosen)
         else:
             yield _rows_of(table, members)
 
@@ -138,7 +140,7 @@ def _split(table: pa.Table, shape: ArrayShape, chosen: ManifestSet) -> Iterator[
 
 
 def place_additions(
-    table: pa.Table, settings: ManifestSettings, shapes: Callable[[int], ArrayShape]
+    table: pa.Table, settings: ManifestSettings, shapes: Mapping[int, ArrayShape]
 ) -> Iterator[pa.Table]:
     """Split rows added to arrays that have manifests already: few of them stay together."""
     if not table.num_rows:
@@ -150,7 +152,7 @@ def place_additions(
 
 
 def sizes_after(
-    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Callable[[int], ArrayShape]
+    settings: ManifestSettings, sizes: Mapping[int, int], shapes: Mapping[int, ArrayShape]
 ) -> Iterator[tuple[int, int]]:
     """How many rows the manifests would have that :func:`place` makes of so many rows an array, and their limits.
 
@@ -166,10 +168,34 @@ def sizes_after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """The live manifests of a snapshot: rows of each, and on demand rows by array."""
+    """The live manifests of a snapshot: rows of each, and by array as far as :func:`to_be_known` asks for it."""
 
     row_counts: Mapping[str, int]
-    tenants: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]]
+    tenants: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """What :func:`choose_units` has to know of live manifests."""
+
+    with_shapes: frozenset[str]
+    """Manifests whose rows by array must be known, and the shapes of these arrays."""
+    without: frozenset[str]
+    """Manifests whose rows by array must be known."""
+
+
+def to_be_known(
+    row_counts: Mapping[str, int],
+    losing: Collection[str],
+    dropped: Collection[str],
+    settings: ManifestSettings,
+) -> Unknown:
+    """Ask for what it takes to choose the manifests that are written again; usually that is nothing."""
+    left = {name: count for name, count in row_counts.items() if name not in dropped}
+    shared = _largest_limit(settings) // 2
+    small = any(left[name] <= shared for name in losing if name in left)
+    near = {name for name, count in left.items() if count <= shared} if small else ()
+    return Unknown(with_shapes=frozenset(_classes_of_many(left, settings)), without=frozenset(near))
 
 
 def choose_units(
@@ -177,7 +203,7 @@ def choose_units(
     losing: Collection[str],
     dropped: Collection[str],
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
+    shapes: Mapping[int, ArrayShape],
 ) -> tuple[tuple[str, ...], ...]:
     """Group the manifests that are written again; those of one unit are read and placed together.
 
@@ -207,7 +233,7 @@ def _largest_limit(settings: ManifestSettings) -> int:
 def _closures(
     losing: set[str], near: set[str], row_counts: Mapping[str, int], live: Live
 ) -> Iterator[tuple[str, ...]]:
-    tenants = {name: set(rows) for name, rows in live.tenants(near).items()}
+    tenants = {name: set(live.tenants[name]) for name in near}
     waiting = sorted(losing)
     while waiting:
         reach = closure(tenants[waiting[0]], tenants)
@@ -229,35 +255,44 @@ def _size_class(count: int) -> int:
     return found
 
 
+def _classes_of_many(row_counts: Mapping[str, int], settings: ManifestSettings) -> dict[str, int]:
+    """Give the size classes of small manifests, where there are enough of one class to be merged."""
+    if len(row_counts) < MERGE_FAN:
+        return {}
+    names = list(row_counts)
+    counts = np.fromiter(row_counts.values(), np.int64, len(names))
+    small = np.flatnonzero(counts * 2 <= _largest_limit(settings))
+    ends = [SMALL_ROWS]
+    while ends[-1] < _largest_limit(settings):
+        ends.append(ends[-1] * MERGE_FAN)
+    found = np.searchsorted(ends, counts[small])
+    many = np.bincount(found, minlength=1)[found] >= MERGE_FAN
+    rows, classes = small[many].tolist(), found[many].tolist()
+    return {names[row]: each for row, each in zip(rows, classes, strict=True)}
+
+
 def _choose_merges(
     row_counts: Mapping[str, int],
     live: Live,
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
+    shapes: Mapping[int, ArrayShape],
 ) -> list[tuple[str, ...]]:
     """Choose small manifests to be merged: whenever enough of one size class and set have gathered.
 
     A thousand appends of one row thus write each row a handful of times, and leave tens of manifests.
     """
-    if len(row_counts) < MERGE_FAN:
+    classes = _classes_of_many(row_counts, settings)
+    if not classes:
         return []
-    names = list(row_counts)
-    counts = np.fromiter(row_counts.values(), np.int64, len(names))
-    small = np.flatnonzero(counts * 2 <= _largest_limit(settings))
-    classes = {names[row]: _size_class(int(counts[row])) for row in small.tolist()}
-    often = Counter(classes.values())
-    candidates = [name for name, found in classes.items() if often[found] >= MERGE_FAN]
-    if not candidates:
-        return []
-    tenants = live.tenants(candidates)
-    held = {array_id: shapes(array_id) for name in candidates for array_id in tenants[name]}
+    tenants = live.tenants
+    held = {array_id: shapes[array_id] for name in classes for array_id in tenants[name]}
     meant = choose_sets(settings, list(held.values()))
     sets = {
         array_id: set_for_size(settings, chosen, shape.chunk_count)
         for (array_id, shape), chosen in zip(held.items(), meant, strict=True)
     }
     groups: dict[tuple[str, int], list[str]] = {}
-    for name in candidates:
+    for name in classes:
         homes = {sets[array_id].name: sets[array_id] for array_id in tenants[name]}
         if row_counts[name] * 2 <= max(limit_of(each) for each in homes.values()):
             home = next(iter(homes)) if len(homes) == 1 else ""
@@ -274,7 +309,7 @@ def _is_gain(
     size_class: int,
     tenants: Mapping[str, Mapping[int, int]],
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
+    shapes: Mapping[int, ArrayShape],
 ) -> bool:
     total: Counter[int] = Counter()
     for name in group:

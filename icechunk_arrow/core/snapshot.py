@@ -9,22 +9,24 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from icechunk_arrow.core.documents import join_document
 from icechunk_arrow.core.grid import Grid, grid_of
 from icechunk_arrow.core.html import html_of
-from icechunk_arrow.core.inventories import NO_INVENTORIES, Inventories
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.keys import ChunkKeys, chunk_keys_of
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.errors import NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     import pyarrow as pa
 
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.documents import ArrayColumns
-    from icechunk_arrow.core.inventories import Entries
     from icechunk_arrow.core.node_rows import NodeRows
 
 __all__ = [
@@ -150,7 +152,7 @@ class Node:
     """JSON, or None where the document has none or they stand elsewhere."""
     attributes_ref: AttributesRef | None = None
     extension: dict[str, Any] | None = None
-    inventories: Inventories = NO_INVENTORIES
+    inventories: Inventory = NO_INVENTORY
 
     @property
     def is_array(self) -> bool:
@@ -198,7 +200,7 @@ class Snapshot:
     facts: SnapshotFacts
     rows: NodeRows
     """The rows without their inventories."""
-    entries: Entries
+    entries: Inventory
     extensions: Mapping[int, dict[str, Any]]
     manifest_sizes: Mapping[str, int]
     """Bytes of every live manifest, in the order in which the rows name them first."""
@@ -231,13 +233,38 @@ class Snapshot:
         """The snapshot's id."""
         return self.facts.id
 
+    def tenants(self, manifests: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Tell which arrays have rows in each of some live manifests, by id, and how many."""
+        found: dict[str, dict[int, int]] = {name: {} for name in manifests}
+        if not found:
+            return found
+        chosen = np.flatnonzero(self.entries.of_manifests(found))
+        owners = self.rows.ids[self.entries.owners[chosen]]
+        codes, counts = self.entries.codes[chosen], self.entries.row_counts[chosen]
+        for code, owner, count in zip(
+            codes.tolist(), owners.tolist(), counts.tolist(), strict=True
+        ):
+            found[self.entries.manifests[code]][owner] = count
+        return found
+
+    def extents_in(self, manifest: str) -> dict[int, Box]:
+        """Give the extents of a live manifest's rows, by array."""
+        found = self.entries.chosen(self.entries.of_manifests([manifest]))
+        owners = self.rows.ids[found.owners].tolist()
+        return {owner: entry.extent for owner, entry in zip(owners, found, strict=True)}
+
+    @property
+    def manifest_row_counts(self) -> dict[str, int]:
+        """How many rows each live manifest has."""
+        return dict(zip(self.entries.manifests, self.entries.row_sums().tolist(), strict=True))
+
     def _node_at(self, row: int) -> Node:
         node = self.decoded.get(row)
         if node is not None:
             return node
         known = self.known.get(row)
         if known is not None:
-            node = self.decoded[row] = replace(known, inventories=self.entries.of_row(row))
+            node = self.decoded[row] = replace(known, inventories=self.entries.of_owner(row))
             return node
         rows = range(row, row + 1)
         if len(self.decoded) >= _SINGLY:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icechunk_arrow.core.chunks import HAS_CHECKS
 from icechunk_arrow.core.columns import empty_table
+from icechunk_arrow.core.manifest_columns import TABLES_FORM, schema_of
 from icechunk_arrow.duckdb.definitions import (
     SnapshotSource,
     coordinate_macros,
@@ -24,7 +24,6 @@ from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.sealed_files import SealedFiles
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.storage.table_files import FileGroup, TableFiles
 from icechunk_arrow.tables.chunk_rows import root_uri
 from icechunk_arrow.tables.dialect import DUCKDB
@@ -51,7 +50,7 @@ __all__ = [
 
 _SCHEMA = "main"
 _CHANGES, _MANIFESTS = "changes", "manifests-"
-_EVERY_COLUMN = schema_of(HAS_CHECKS)
+_EVERY_COLUMN = schema_of(TABLES_FORM)
 """Whatever a view asks of a manifest; each type becomes the view's own."""
 _PARQUET_ROWS = 1 << 17
 

@@ -15,32 +15,52 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, chunk_table, columns_of, sort_rows
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    HAS_STATISTICS,
+    STATISTICS,
+    chunk_table,
+    columns_of,
+    sort_rows,
+)
 from icechunk_arrow.core.columns import (
     bytes_at,
-    empty_table,
     from_numpy,
     indices,
     one_array,
 )
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import inventories_by_array
-from icechunk_arrow.core.splits import cuts
+from icechunk_arrow.core.inventory import NO_INVENTORY
+from icechunk_arrow.core.packing import PlainShape, choose_set
+from icechunk_arrow.core.placement import limit_of, set_for_size
+from icechunk_arrow.core.splits import axis_of, cuts
+from icechunk_arrow.engine.segments import Bulk
 from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_order, merge
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
+    from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
+    from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
     from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["BulkReferences", "BulkSettings", "Layout", "StagedReferences", "by_number"]
+__all__ = [
+    "BulkReferences",
+    "BulkSettings",
+    "Layout",
+    "StagedReferences",
+    "by_number",
+    "layout_of",
+    "spilled",
+]
 
 _LARGE = 1 << 26
+_SPILLED_ROWS = 1 << 16
+"""How many single writes make a manifest."""
 
 
 def by_number(number: int) -> str:
@@ -56,6 +76,14 @@ class Layout:
     """Rows of one manifest, at most."""
     axis: int
     """The dimension along which the grid is cut first."""
+
+    @classmethod
+    def of(cls, home: ManifestSet, view: ArrayView) -> Layout:
+        """Cut an array as a set says whose manifests its rows fill."""
+        assert view.node.columns is not None
+        ndim = len(view.grid.chunk_counts)
+        axis = axis_of(home.split_along, view.node.columns.dimension_names, ndim)
+        return cls(limit=limit_of(home), axis=axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +110,37 @@ class StagedReferences:
     """What a bulk write gives a session for one array; no chunk is named twice."""
 
     node_id: int
-    table: pa.Table
-    """References that are not written yet, in order."""
-    runs: Inventories
-    """Manifests that hold the others."""
-    sizes: Mapping[str, int]
-    """Bytes of these manifests."""
+    bulk: Bulk
+    """What is laid over what the session has of the array."""
+
+
+def layout_of(settings: ManifestSettings, view: ArrayView) -> Layout:
+    """How the references of an array are cut where they are too many for one manifest.
+
+    Whether a rule about initialized chunks applies is not known before they are all there: what the grid
+    allows is taken.
+    """
+    node, counts = view.node, view.grid.chunk_counts
+    assert node.columns is not None
+    names = node.columns.dimension_names
+    shape = PlainShape(
+        path=node.path,
+        chunk_counts=counts,
+        dimension_names=names,
+        chunk_count=view.grid.chunk_count,
+    )
+    chosen = set_for_size(settings, choose_set(settings, shape), view.grid.chunk_count)
+    return Layout.of(chosen, view)
+
+
+def spilled(rows: pa.Table, array_id: int, writer: ManifestWriter) -> Bulk:
+    """Write sorted rows of one array as manifests, as they are; for single writes that have become many."""
+    ndim = len(coords.decode_one(bytes_at(one_array(rows["coord"]), 0)))
+    with writer:
+        for start in range(0, rows.num_rows, _SPILLED_ROWS):
+            writer.write(rows.slice(start, _SPILLED_ROWS), {array_id: ndim})
+        written = writer.finish()
+    return Bulk(inventory=written.entries.in_order(), sizes=written.sizes, array_id=array_id)
 
 
 class _Blank:
@@ -416,6 +469,24 @@ class BulkReferences:
         array.add(Rows(columns=columns, keys=keys, numbers=numbers))
         self._newest = array
 
+    def add_manifests(
+        self, files: Files, view: ArrayView, inventory: Inventory, names: Sequence[str]
+    ) -> None:
+        """Take what some manifests hold of an array: of a chunk in two of them the later one is newer."""
+        columns = CHUNK_SCHEMA.names[1:]
+        if (inventory.flags & np.uint16(HAS_STATISTICS)).any():
+            columns.append(STATISTICS.name)
+        entries = {entry.manifest: entry for entry in inventory}
+        for name in names:
+            entry = entries[name]
+            table = files.read_manifest(name).slice(entry.row, entry.row_count)
+            # by names alone: what comes back from the spill file does not say that columns are never null
+            rows = pa.Table.from_pydict(columns_of(table, columns))
+            for batch in rows.to_batches(self._settings.slice_rows):
+                index = coords.decode(batch.column("coord"), len(entry.extent))
+                self.add(view.node.path, view, batch, index, np.zeros(len(index), np.int64))
+                self.end_slice(batch.num_rows, batch.nbytes)
+
     def end_slice(self, row_count: int, size_bytes: int) -> None:
         """Keep memory bounded, after all arrays of a slice of so many rows and bytes were added."""
         settings = self._settings
@@ -454,12 +525,16 @@ class BulkReferences:
                 arrays[largest].cutter.write_rest()
         self._writer.drop([name for array in arrays for name in array.superseded])
         written = self._writer.finish()
-        entries = inventories_by_array(written.entries)
+        entries = written.entries.by_owner()
         rests = _rests((array.cutter for array in arrays), self._blank)
         staged = []
         for node_id in self._arrays:
-            runs = entries.get(node_id, NO_INVENTORIES)
-            sizes = {name: written.sizes[name] for name in runs.manifests}
-            rest = rests.get(node_id, empty_table(CHUNK_SCHEMA))
-            staged.append(StagedReferences(node_id=node_id, table=rest, runs=runs, sizes=sizes))
+            inventory = entries.get(node_id, NO_INVENTORY)
+            bulk = Bulk(
+                tables=(rests[node_id],) if node_id in rests else (),
+                inventory=inventory,
+                sizes={name: written.sizes[name] for name in inventory.names},
+                array_id=node_id,
+            )
+            staged.append(StagedReferences(node_id=node_id, bulk=bulk))
         return staged

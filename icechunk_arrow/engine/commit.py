@@ -1,4 +1,4 @@
-"""Committing: plan, write, make durable, create the one entry; nothing is visible before that.
+"""Carrying out the plan of a commit: read, write, make durable, create the one entry, which makes it visible.
 
 Owns the order of effects. What to write is decided by the plan; what to do after a lost race by the caller.
 """
@@ -12,40 +12,39 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.chunks import concat_sorted, rows_of_array
+from icechunk_arrow.core.chunks import rows_of_array
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.json_values import parse_json
-from icechunk_arrow.core.manifests import subtract
-from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.context import new_id, now
-from icechunk_arrow.engine.manifest_writer import NOTHING_WRITTEN, ManifestWriter
-from icechunk_arrow.engine.plan import ArrayShapes, plan_commit, plan_delta, plan_reading
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.plan import NOTHING_WRITTEN, last_files, plan_commit, rewritten
 from icechunk_arrow.engine.presence import present_chunks
 from icechunk_arrow.engine.together import together
 from icechunk_arrow.errors import InvalidInputError, StorageError
-from icechunk_arrow.formats import live_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
     from typing import Any
 
-    from icechunk_arrow.core.chunk_set import ChunkSet
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.changes import Changes, PendingFiles
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.manifest_writer import WrittenManifests
-    from icechunk_arrow.engine.plan import Changes, CommitPlan, PlannedFile, Reading
-    from icechunk_arrow.engine.settling import Gathered
+    from icechunk_arrow.engine.plan import (
+        CommitPlan,
+        FileToWrite,
+        FinishedCommit,
+        WrittenManifests,
+    )
 
 __all__ = [
     "check_message",
-    "make_durable",
+    "fresh_ids",
     "plan",
-    "plan_written",
     "publish",
     "write",
-    "write_files",
+    "write_unseen",
 ]
 
 _log = logging.getLogger(__name__)
@@ -54,7 +53,8 @@ _CLOCK_DIFFERENCE = timedelta(minutes=5)
 """So far a writer's clock may be from that of the place."""
 
 
-def _fresh() -> Iterator[str]:
+def fresh_ids() -> Iterator[str]:
+    """Give fresh random ids."""
     while True:
         yield new_id()
 
@@ -68,57 +68,18 @@ def plan(
     message: str,
     properties: Mapping[str, Any],
     started_at: datetime,
+    rearranged: tuple[frozenset[str], WrittenManifests] | None = None,
 ) -> CommitPlan:
-    """Write the manifests of a commit, which nothing names yet, and plan the rest."""
-    changes = _with_presence(context, base, changes)
-    settings, shapes = context.config.chunk_manifests, ArrayShapes(base, changes)
-    reading = plan_reading(base, changes, settings, shapes)
-    delta = _write_delta(context, base, changes, shapes)
-    rewritten, replaced = _rewrite(context, base, reading, shapes)
-    return plan_written(
-        context,
-        tip,
-        base,
-        changes,
-        delta=delta,
-        rewritten=rewritten,
-        replaced=replaced,
-        message=message,
-        properties=properties,
-        started_at=started_at,
-    )
-
-
-def _with_presence(context: Context, base: Snapshot, changes: Changes) -> Changes:
-    """Find out which of the deleted chunks are there: no manifest is written again for the others."""
-    if not len(changes.chunks.deleted):
-        return changes
-    present = present_chunks(context.files, base, changes.chunks.deleted)
-    return replace(changes, chunks=replace(changes.chunks, present=present))
-
-
-def plan_written(
-    context: Context,
-    tip: Tip,
-    base: Snapshot,
-    changes: Changes,
-    *,
-    delta: WrittenManifests,
-    rewritten: WrittenManifests,
-    replaced: frozenset[str],
-    message: str,
-    properties: Mapping[str, Any],
-    started_at: datetime,
-) -> CommitPlan:
-    """Plan a commit whose manifests are written."""
+    """Plan a commit; read before what the plan has to know, and write nothing."""
+    if len(changes.chunks.deleted):  # no manifest is written again for chunks that are not there
+        present = present_chunks(context.files, base, changes.chunks.deleted)
+        changes = replace(changes, chunks=replace(changes.chunks, present=present))
     written_at = max(now(), base.facts.written_at + timedelta(microseconds=1))
     return plan_commit(
         base,
         changes,
-        delta=delta,
-        rewritten=rewritten,
-        replaced=replaced,
-        new_ids=_fresh(),
+        settings=context.config.chunk_manifests,
+        new_ids=fresh_ids(),
         started_at=min(started_at, written_at),
         written_at=written_at,
         message=message,
@@ -127,61 +88,77 @@ def plan_written(
         sequence=context.catalog.next_sequence(tip),
         inline_attributes_bytes=context.config.inline_attributes_threshold_bytes,
         synced=context.storage.syncs,
+        rearranged=rearranged,
     )
 
 
-def _write_delta(
-    context: Context, base: Snapshot, changes: Changes, shapes: ArrayShapes
-) -> WrittenManifests:
+def write(
+    context: Context, tip: Tip, planned: CommitPlan, pending: PendingFiles | None = None
+) -> FinishedCommit:
+    """Write a commit planned on a tip and make it durable, with all that it refers to; nothing is visible yet.
+
+    Chunk files that are still being written are waited for.
+    """
+    finished = _finish(context, planned)
+    together(
+        context.storage,
+        lambda: _write_files(context, finished.files),
+        lambda: context.catalog.confirm(tip),
+    )
+    _check_clock(context, finished.files[-1].key)
+    if pending is not None:
+        pending.finish()
+    _make_durable(context, planned)
+    return finished
+
+
+def write_unseen(context: Context, planned: CommitPlan) -> str:
+    """Write a commit as a snapshot that no branch names, and give its id."""
+    _write_files(context, _finish(context, planned).files)
+    _make_durable(
+        context, planned
+    )  # like any other: whoever is told of it may begin a branch there
+    return planned.facts.id
+
+
+def _finish(context: Context, planned: CommitPlan) -> FinishedCommit:
+    """Write a plan's manifests, which nothing names yet, and make the last files."""
     with ManifestWriter(context.storage, new_id, hold_one=True) as writer:
-        for table in plan_delta(base, changes, context.config.chunk_manifests, shapes):
-            writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
-        return writer.finish()
+        for manifest in planned.delta:
+            writer.write_planned(manifest)
+        delta = writer.finish()
+    again, replaced = _rewrite(context, planned)
+    return last_files(planned, delta, again, replaced)
 
 
-def _rewrite(
-    context: Context, base: Snapshot, reading: Reading, shapes: ArrayShapes
-) -> tuple[WrittenManifests, frozenset[str]]:
-    """Write live manifests again as a reading says, one unit at a time; tell which are replaced."""
-    if not reading.units:
-        return NOTHING_WRITTEN, reading.dropped
-    replaced = set(reading.dropped)
+def _rewrite(context: Context, planned: CommitPlan) -> tuple[WrittenManifests, frozenset[str]]:
+    """Write live manifests again, some at a time; tell which are replaced."""
+    if not planned.rewrites:
+        return NOTHING_WRITTEN, planned.dropped
+    replaced = set(planned.dropped)
+    new_ids = fresh_ids()
     with ManifestWriter(context.storage, new_id) as writer:
-        for unit in reading.units:
-            before = [context.files.read_manifest(name, coded=True) for name in unit]
-            going = _with_sparse(context, base, reading, unit)
-            after = [subtract(table, going, reading.removed) for table in before]
-            if len(unit) == 1 and after[0].num_rows == before[0].num_rows:
+        for rewrite in planned.rewrites:
+            read = context.files.read_manifest
+            tables = [read(name, coded=True) for name in rewrite.manifests]
+            sparse = {
+                node_id: [one_array(rows_of_array(read(name), node_id)["coord"]) for name in names]
+                for node_id, names in rewrite.sparse.items()
+            }
+            manifests = rewritten(planned, rewrite, tables, sparse, new_ids)
+            if manifests is None:
                 continue
-            replaced.update(unit)
-            if len(unit) == 1:  # what loses rows stays as large as its set allows
-                if after[0].num_rows:
-                    within = live_manifests.extents(base, unit[0])
-                    ndims = {array_id: len(extent) for array_id, extent in within.items()}
-                    writer.write(after[0], ndims, within=within)
-                continue
-            for table in place(concat_sorted(after), context.config.chunk_manifests, shapes):
-                writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
+            replaced.update(rewrite.manifests)
+            for manifest in manifests:
+                writer.write_planned(manifest)
         return writer.finish(), frozenset(replaced)
 
 
-def _with_sparse(
-    context: Context, base: Snapshot, reading: Reading, unit: tuple[str, ...]
-) -> dict[int, ChunkSet]:
-    """Read the session's manifests that must be read to know what goes from a unit."""
-    going = dict(reading.going)
-    for node_id, names in reading.sparse_manifests(base, unit).items():
-        tables = [context.files.read_manifest(name) for name in names]
-        columns = [one_array(rows_of_array(table, node_id)["coord"]) for table in tables]
-        going[node_id] = going[node_id].with_coordinates(columns)
-    return going
-
-
-def write_files(context: Context, files: tuple[PlannedFile, ...]) -> None:
-    """Put the files of a plan; any order is right, since nothing refers to them yet."""
+def _write_files(context: Context, files: tuple[FileToWrite, ...]) -> None:
+    """Put files; any order is right, since nothing refers to them yet."""
     storage = context.storage
 
-    def put(file: PlannedFile) -> None:
+    def put(file: FileToWrite) -> None:
         storage.put(file.key, file.data, file.metadata)
 
     if storage.capabilities.fast or len(files) == 1:
@@ -192,25 +169,7 @@ def write_files(context: Context, files: tuple[PlannedFile, ...]) -> None:
         list(pool.map(put, files))
 
 
-def write(
-    context: Context, tip: Tip, planned: CommitPlan, gathered: Gathered | None = None
-) -> None:
-    """Write a commit planned on a tip and make it durable, with all that it refers to; nothing is visible yet.
-
-    Chunk files that are still being written are waited for.
-    """
-    together(
-        context.storage,
-        lambda: write_files(context, planned.files),
-        lambda: context.catalog.confirm(tip),
-    )
-    _check_clock(context, planned.files[-1].key)
-    if gathered is not None:
-        gathered.finish()
-    make_durable(context, planned)
-
-
-def make_durable(context: Context, planned: CommitPlan) -> None:
+def _make_durable(context: Context, planned: CommitPlan) -> None:
     """Sync what was written here; and what others left, where a commit that this one stands on says so."""
     if planned.base_synced:
         context.storage.sync()
@@ -218,11 +177,11 @@ def make_durable(context: Context, planned: CommitPlan) -> None:
         context.storage.sync_everything()
 
 
-def publish(context: Context, tip: Tip, planned: CommitPlan) -> Tip:
+def publish(context: Context, tip: Tip, finished: FinishedCommit) -> Tip:
     """Try to make a written commit the branch's next; ``ConflictError`` where it lost."""
-    new_tip = context.catalog.advance(tip, planned.snapshot.facts.info)
-    context.files.hold_snapshot(planned.snapshot, len(planned.files[-1].data))
-    _log.info("committed %s on %s: %d files", planned.snapshot.id, tip.branch, len(planned.files))
+    new_tip = context.catalog.advance(tip, finished.snapshot.facts.info)
+    context.files.hold_snapshot(finished.snapshot, len(finished.files[-1].data))
+    _log.info("committed %s on %s: %d files", finished.snapshot.id, tip.branch, len(finished.files))
     return new_tip
 
 

@@ -16,16 +16,18 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.checksums import BLOCK_BYTES, SUM_BYTES
-from icechunk_arrow.core.chunks import HAS_NATIVE, STATISTICS, columns_of, known_statistics
-from icechunk_arrow.core.columns import (
-    from_numpy,
-    from_values,
-    indices,
-    one_array,
-    scalar,
-    to_numpy,
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    HAS_NATIVE,
+    STATISTICS,
+    columns_of,
+    keep_rows,
+    kinds_of_rows,
+    known_statistics,
 )
+from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
 from icechunk_arrow.core.conflict import ConflictDetector
+from icechunk_arrow.core.manifest_columns import COLUMNS, About
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
@@ -39,13 +41,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.snapshot import Node
+    from icechunk_arrow.engine.branch_session import BranchSession
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.session import BaseSession
 
 __all__ = ["ChunkCompaction", "compact_chunks"]
 
 _RANGE = ("chunk_file", "offset", "length")
-_CHECKS = ("crc32c", "sums_crc32c")
+_OF_BYTES = tuple(
+    each.name for each in COLUMNS if each.about is About.BYTES and each.name in CHUNK_SCHEMA.names
+)
+"""What stays right where the same bytes stand elsewhere; so do statistics."""
 _COPIERS = 8
 
 
@@ -84,7 +89,7 @@ class _Copy:
 
 def compact_chunks(
     context: Context,
-    session: BaseSession,
+    session: BranchSession,
     message: str,
     *,
     properties: Mapping[str, Any],
@@ -131,7 +136,7 @@ def compact_chunks(
     )
 
 
-def _commit(session: BaseSession, message: str, properties: Mapping[str, Any]) -> str | None:
+def _commit(session: BranchSession, message: str, properties: Mapping[str, Any]) -> str | None:
     """Commit, without the chunks that others touched meanwhile; None where they touched all of them."""
     while session.has_uncommitted_changes:
         try:
@@ -147,9 +152,7 @@ def _native_rows(context: Context, node: Node) -> Iterator[pa.Table]:
         if not entry.flags & HAS_NATIVE:
             continue
         rows = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
-        files = rows["chunk_file"]
-        virtual = pc.match_substring_regex(files, "[:/]")
-        yield rows.filter(pc.invert(pc.fill_null(virtual, fill_value=scalar(True, pa.bool_()))))
+        yield keep_rows(rows, kinds_of_rows(rows) == HAS_NATIVE)
 
 
 def _small_files(context: Context, arrays: list[Node], below: int) -> pa.Array:
@@ -176,7 +179,7 @@ def _rows_in(context: Context, node: Node, files: pa.Array) -> Iterator[pa.Table
         part = rows.filter(pc.is_in(rows["chunk_file"], value_set=files))
         if part.num_rows:
             kept = [STATISTICS.name] if any(known_statistics(part)) else []
-            yield part.select(["coord", *_RANGE, *_CHECKS, *kept])
+            yield part.select(["coord", *_RANGE, *_OF_BYTES, *kept])
 
 
 def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy:
@@ -255,7 +258,7 @@ def _pieces(context: Context, copy: _Copy, start: int, stop: int) -> Iterator[by
 
 def _point(
     context: Context,
-    session: BaseSession,
+    session: BranchSession,
     rows: list[tuple[Node, pa.Table]],
     copy: _Copy,
     names: list[str],
@@ -283,7 +286,7 @@ def _point(
                 .join(moved, keys=list(_RANGE), join_type="inner", use_threads=False)
             )
             joined = joined.take(pc.sort_indices(joined["row"])).combine_chunks()
-            columns = columns_of(part, ("coord", "length", *_CHECKS, *more))
+            columns = columns_of(part, ("coord", "length", *_OF_BYTES, *more))
             columns |= {
                 "chunk_file": one_array(joined["new_file"]),
                 "offset": one_array(joined["new_offset"]),

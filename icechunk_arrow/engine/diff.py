@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.core.chunks import volume
+from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.coords import decode_one
 from icechunk_arrow.core.log import Cleared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.log import BulkWrite, ChunkChanges, NodeName, TransactionLog
     from icechunk_arrow.core.snapshot import Node
 
@@ -35,7 +35,7 @@ class Diff:
     updated_arrays: frozenset[str] = frozenset()
     updated_chunks: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """Chunks that were written or deleted one by one, per array."""
-    updated_extents: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
+    updated_extents: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
     """Extents in which many chunks were written at once, per array."""
     moved_nodes: tuple[tuple[str, str], ...] = ()
 
@@ -78,7 +78,7 @@ def _single_chunks(found: ChunkChanges) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(single))
 
 
-def _extents(found: ChunkChanges) -> tuple[Extent, ...]:
+def _extents(found: ChunkChanges) -> tuple[Box, ...]:
     return tuple(box.extent for box in found.at_once if not _is_listed(box))
 
 

@@ -17,36 +17,27 @@ import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import (
-    CHUNK_SCHEMA,
-    HAS_STATISTICS,
-    STATISTICS,
-    columns_of,
-    concat_sorted,
-    rows_of_array,
-)
+from icechunk_arrow.core.chunks import rows_of_array
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
-from icechunk_arrow.core.inventories import NO_INVENTORIES
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, inventories_by_array
-from icechunk_arrow.core.overlaps import overlapping
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.placement import place
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, StagedReferences
-from icechunk_arrow.engine.commit import make_durable, plan, write_files
+from icechunk_arrow.engine.commit import plan, write_unseen
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes
+from icechunk_arrow.engine.segments import Bulk
 from icechunk_arrow.errors import InvalidInputError, NotDurableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.bulk import Layout
     from icechunk_arrow.engine.catalog import Tip
+    from icechunk_arrow.engine.changes import Changes
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.plan import Changes
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.storage.port import Storage
 
@@ -56,7 +47,6 @@ __all__ = [
     "combine",
     "refuse_deleted",
     "require_synced",
-    "shared_manifests",
     "uncommitted_snapshot",
     "write_out",
 ]
@@ -80,8 +70,8 @@ class WrittenChunks:
     """Whether all of it, chunk files and manifests, survives a power cut; only its writer can know."""
     base_id: str
     """The snapshot on which the session stood that was forked."""
-    entries: pa.Table = field(default_factory=lambda: empty_table(ENTRY_SCHEMA))
-    """What each manifest holds of each array: ``core.manifests.ENTRY_SCHEMA``."""
+    entries: Inventory = NO_INVENTORY
+    """What each manifest holds of each array, by the array's id."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes by manifest id."""
     deleted: pa.Table = field(default_factory=lambda: empty_table(_DELETED))
@@ -92,7 +82,7 @@ class WrittenChunks:
     @property
     def chunk_count(self) -> int:
         """How many chunks were written."""
-        return int(to_numpy(self.entries["row_count"]).sum())
+        return self.entries.chunk_count
 
 
 def uncommitted_snapshot(
@@ -100,11 +90,7 @@ def uncommitted_snapshot(
 ) -> str:
     """Write what a session has so far as a snapshot that no branch names, for forks to stand on."""
     planned = plan(context, tip, base, changes, message="", properties={}, started_at=started_at)
-    write_files(context, planned.files)
-    make_durable(
-        context, planned
-    )  # a snapshot like any other: whoever is told of it may begin a branch there
-    return planned.snapshot.id
+    return write_unseen(context, planned)
 
 
 def write_out(
@@ -112,19 +98,21 @@ def write_out(
 ) -> WrittenChunks:
     """Write everything that a fork has staged as manifests, as the settings want it."""
     chunks, shapes = changes.chunks, ArrayShapes(base, changes)
+    settings = context.config.chunk_manifests
     with ManifestWriter(context.storage, new_id) as writer:
-        for table in place(chunks.rows, context.config.chunk_manifests, shapes):
-            writer.write(table, shapes.ranks(table), within=shapes.bounds(table))
+        for rows in place(chunks.rows, settings, shapes.of_rows(chunks.rows)):
+            writer.write_planned(shapes.manifest(new_id(), rows))
         written = writer.finish()
     gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
     context.storage.sync()  # once, however many files: nobody else will
+    own = [held.owned_by(i) for i, held in chunks.inventories.items()]
     return WrittenChunks(
         synced=context.storage.syncs,
         base_id=forked_at,
-        entries=pa.concat_tables([written.entries, *chunks.run_entries()]).combine_chunks(),
-        sizes={**written.sizes, **chunks.run_sizes},
+        entries=Inventory.united([written.entries, *own]),
+        sizes={**written.sizes, **chunks.sizes},
         deleted=pa.Table.from_arrays([gone, chunks.deleted.coords], schema=_DELETED),
-        paths={node_id: shapes(node_id).path for node_id in chunks.array_ids},
+        paths={i: shape.path for i, shape in shapes.of(chunks.array_ids).items()},
     )
 
 
@@ -146,15 +134,14 @@ def require_synced(storage: Storage, parts: Iterable[WrittenChunks]) -> None:
         )
 
 
-def shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
+def _shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
     """Tell which manifests hold rows of several arrays, and of which."""
     found: dict[str, frozenset[int]] = {}
     for part in parts:
-        coded = one_array(part.entries["manifest"]).dictionary_encode()
-        codes, ids = to_numpy(coded.indices), to_numpy(part.entries["array_id"])
-        counts = np.bincount(codes, minlength=len(coded.dictionary))
+        held = part.entries
+        counts = np.bincount(held.codes, minlength=len(held.manifests))
         for code in np.flatnonzero(counts > 1).tolist():
-            found[coded.dictionary[code].as_py()] = frozenset(ids[codes == code].tolist())
+            found[held.manifests[code]] = frozenset(held.owners[held.codes == code].tolist())
     return found
 
 
@@ -162,7 +149,7 @@ def refuse_deleted(
     context: Context, parts: Sequence[WrittenChunks], views: Mapping[int, ArrayView]
 ) -> None:
     """Refuse a chunk that one fork deleted and another one wrote."""
-    entries = [inventories_by_array(part.entries) for part in parts]
+    entries = [part.entries.by_owner() for part in parts]
     for number, part in enumerate(parts):
         ids = to_numpy(part.deleted["array_id"])
         for node_id in np.unique(ids).tolist():
@@ -170,11 +157,11 @@ def refuse_deleted(
             gone = one_array(part.deleted["coord"]).filter(mask)
             chunks = ChunkSet.of(len(views[node_id].grid.chunk_counts), deleted=gone)
             for other, found in enumerate(entries):
-                held = found.get(node_id, NO_INVENTORIES)
+                held = found.get(node_id, NO_INVENTORY)
                 if other == number:
                     continue
-                for place_ in chunks.touching(held):
-                    table = context.files.read_manifest(held.manifests[place_])
+                for place_ in chunks.touching(held.boxes):
+                    table = context.files.read_manifest(held.names[place_])
                     column = one_array(rows_of_array(table, node_id)["coord"])
                     both = np.flatnonzero(chunks.mask(column))
                     if len(both):
@@ -190,19 +177,19 @@ def refuse_deleted(
 class _Held:
     """What all forks wrote of one array."""
 
-    entries: Inventories
+    entries: Inventory
     owners: Mapping[str, int]
     """Which of the forks a manifest is from."""
 
     def groups(self) -> Iterator[list[str]]:
         """Manifests of different forks that may have a chunk in common, in the forks' order."""
-        labels = overlapping(self.entries.starts, self.entries.stops)
-        owners = np.array([self.owners[name] for name in self.entries.manifests], np.int64)
+        labels = self.entries.boxes.labels()
+        owners = np.array([self.owners[name] for name in self.entries.names], np.int64)
         order = np.lexsort([owners, labels])
         for first, last in pairwise(run_edges(labels[order]).tolist()):
             some = order[first:last]
             if owners[some[0]] != owners[some[-1]]:
-                yield [self.entries.manifests[row] for row in some.tolist()]
+                yield [self.entries.names[row] for row in some.tolist()]
 
 
 def combine(
@@ -221,65 +208,37 @@ def combine(
     """
     sizes = {name: size for part in parts for name, size in part.sizes.items()}
     owners = {name: number for number, part in enumerate(parts) for name in part.sizes}
-    entries = pa.concat_tables([empty_table(ENTRY_SCHEMA), *(part.entries for part in parts)])
-    for node_id, found in inventories_by_array(entries).items():
+    tenants = _shared_manifests(parts)
+    entries = Inventory.united(part.entries for part in parts)
+    for node_id, found in entries.by_owner().items():
         merged: set[str] = set()
-        runs = [NO_INVENTORIES]
+        inventories: list[Inventory] = []
         tables: list[pa.Table] = []
         for names in _Held(entries=found, owners=owners).groups():
             merged.update(names)
-            staged = _merged(
-                context, node_id, views[node_id], found, names, layout_of, last_wins, settings
+            writer = ManifestWriter(context.storage, new_id)
+            merging = BulkReferences(
+                writer,
+                layout_of,
+                last_wins=last_wins,
+                settings=settings or BulkSettings(),
+                name_row=lambda _: "two of the writers",
             )
-            sizes.update(staged.sizes)
-            runs.append(staged.runs)
-            tables.append(staged.table)
-        kept = found.without(merged)
-        united = kept.united(*(each for each in runs if len(each)))
-        yield StagedReferences(
-            node_id=node_id,
-            table=concat_sorted(tables),
-            runs=united,
-            sizes={name: sizes[name] for name in united.manifests},
+            with writer, merging:
+                merging.add_manifests(context.files, views[node_id], found, names)
+                (staged,) = merging.finish()
+            sizes.update(staged.bulk.sizes)
+            inventories.append(staged.bulk.inventory)
+            tables += staged.bulk.tables
+        united = Inventory.united([found.without(merged), *inventories]).in_order()
+        bulk = Bulk(
+            tables=tuple(tables),
+            inventory=united,
+            sizes={name: sizes[name] for name in united.names},
+            array_id=node_id,
+            tenants={name: tenants[name] for name in united.names if name in tenants},
         )
-
-
-def _merged(
-    context: Context,
-    node_id: int,
-    view: ArrayView,
-    found: Inventories,
-    names: Sequence[str],
-    layout_of: Callable[[ArrayView], Layout],
-    last_wins: bool,
-    settings: BulkSettings | None,
-) -> StagedReferences:
-    """Merge what some manifests hold of an array, of which a later one wins."""
-    chosen = settings or BulkSettings()
-    writer = ManifestWriter(context.storage, new_id)
-    bulk = BulkReferences(
-        writer,
-        layout_of,
-        last_wins=last_wins,
-        settings=chosen,
-        name_row=lambda _: "two of the writers",
-    )
-    ndim = len(view.grid.chunk_counts)
-    columns = CHUNK_SCHEMA.names[1:]
-    if (found.flags & np.uint16(HAS_STATISTICS)).any():
-        columns.append(STATISTICS.name)
-    with writer, bulk:
-        for name in names:
-            table = rows_of_array(context.files.read_manifest(name), node_id)
-            # by names alone: a run that comes back from a file does not say that columns are never null
-            rows = pa.Table.from_pydict(columns_of(table, columns))
-            for batch in rows.to_batches(chosen.slice_rows):
-                index = coords.decode(batch.column("coord"), ndim)
-                numbers = np.zeros(batch.num_rows, np.int64)
-                bulk.add(view.node.path, view, batch, index, numbers)
-                bulk.end_slice(batch.num_rows, batch.nbytes)
-        (staged,) = bulk.finish()
-    return staged
+        yield StagedReferences(node_id=node_id, bulk=bulk)
 
 
 def arrays_of(
@@ -294,7 +253,7 @@ def arrays_of(
                 f"{part.base_id}, so what it wrote may lack what others did. Merge first and rebase then, or "
                 f"fork the session again, and repeat the writing."
             )
-        entries = inventories_by_array(part.entries)
+        entries = part.entries.by_owner()
         for node_id, path in part.paths.items():
             view = views.get(node_id) or get_array(path)
             if view.node.id != node_id:
@@ -302,17 +261,18 @@ def arrays_of(
                     f"{path!r} is not the array any more that the fork wrote to: it was replaced. Fork the "
                     f"session again, and repeat the writing."
                 )
-            _refuse_outside(part, entries.get(node_id, NO_INVENTORIES), view)
+            _refuse_outside(part, entries.get(node_id, NO_INVENTORY), view)
             views[node_id] = view
     return views
 
 
-def _refuse_outside(part: WrittenChunks, written: Inventories, view: ArrayView) -> None:
+def _refuse_outside(part: WrittenChunks, written: Inventory, view: ArrayView) -> None:
     """Refuse chunks, written or deleted, for which an array has no place any more."""
-    counts = np.array(view.grid.chunk_counts, np.uint64)
+    counts = view.grid.chunk_counts
     mine = from_numpy(to_numpy(part.deleted["array_id"]) == view.node.id, pa.bool_())
     gone = coords.decode(one_array(part.deleted["coord"]).filter(mine), len(counts))
-    if (len(written) and (written.stops > counts).any()) or (gone >= counts).any():
+    outside = (gone >= np.array(counts, np.uint64)).any()
+    if outside or (len(written) and written.boxes.leave(counts).any()):
         raise InvalidInputError(
             f"{view.node.path!r} was made smaller meanwhile, and a fork wrote outside of it. Fork the session "
             f"again, and repeat the writing."

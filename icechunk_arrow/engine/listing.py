@@ -1,25 +1,17 @@
 """Which chunks of an array there are, and where: streamed in batches, base and uncommitted changes together.
 
-Newer wins: what is staged in memory over the runs of the session, both over the base. Reading everything once
-must not push out of the cache what is wanted again, so large arrays are read past it.
+Reading everything once must not push out of the cache what is wanted again, so large arrays are read past it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import (
-    CHUNK_SCHEMA,
-    keep_rows,
-    member_mask,
-    volume,
-)
+from icechunk_arrow.core.chunks import are_virtual, keep_rows
 from icechunk_arrow.core.columns import (
     from_numpy,
     from_values,
@@ -28,23 +20,28 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
-from icechunk_arrow.engine.manifest_file import wrong_file
-from icechunk_arrow.engine.settling import settle
-from icechunk_arrow.engine.staging import Runs
-from icechunk_arrow.errors import CorruptFileError, InvalidInputError
-from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.engine.changes import in_columns
+from icechunk_arrow.engine.segments import (
+    Bulk,
+    Memory,
+    Newer,
+    StagedChunks,
+    coordinates_within,
+    entry_coordinates,
+    entry_tables,
+    keys_of,
+)
+from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
     from icechunk_arrow.engine.files import Files
-    from icechunk_arrow.engine.staging import ArrayDelta
+    from icechunk_arrow.engine.segments import Segment
     from icechunk_arrow.engine.view import ArrayView
 
-    Mask = npt.NDArray[np.bool_]
     Coordinates = npt.NDArray[np.uint64]
 
 __all__ = ["BATCH_ROWS", "chunk_batches", "chunk_coordinates", "reference_schema"]
@@ -55,22 +52,26 @@ _BATCH_BYTES = 64 << 20
 _ROW_BYTES = 40
 _CACHE_SHARE = 16
 """An array that would take no more than this part of the cache is read through it."""
-_COORDINATES = ("array_id", "coord")
 _KINDS = ("inline", "native", "virtual")
 
 
 def chunk_coordinates(
-    files: Files, view: ArrayView, delta: ArrayDelta | None
+    files: Files, view: ArrayView, staged: StagedChunks | None
 ) -> Iterator[Coordinates]:
     """Give the coordinates of all chunks that there are, as n × dimensions arrays."""
     ndim = len(view.grid.chunk_counts)
-    layers = _Layers(files, view, delta)
-    for start in range(0, len(layers.present), BATCH_ROWS):
-        yield coords.decode(layers.present.slice(start, BATCH_ROWS), ndim)
-    for array_id, inventories, is_base in layers.stored():
-        for entry in inventories:
-            for batch in _entry_coordinates(files, array_id, entry, ndim, layers.is_large):
-                rest = batch[~layers.covered(batch, is_base=is_base)]
+    past_cache = _is_large(files, view, staged)
+    for segment, newer in _layers(files, view, staged, past_cache=past_cache):
+        for column in _columns_in_memory(segment):
+            rest = column.filter(from_numpy(~newer.mask(column), pa.bool_()))
+            for start in range(0, len(rest), BATCH_ROWS):
+                yield coords.decode(rest.slice(start, BATCH_ROWS), ndim)
+        if not isinstance(segment, Bulk):
+            continue
+        for entry in segment.inventory:
+            found = entry_coordinates(files, segment.array_id, entry, past_cache=past_cache)
+            for batch in found:
+                rest = batch[~newer.mask(coords.encode(batch))] if newer.says_anything else batch
                 if len(rest):
                     yield rest
 
@@ -93,7 +94,7 @@ def reference_schema(ndim: int) -> pa.Schema:
 
 
 def chunk_batches(
-    files: Files, view: ArrayView, delta: ArrayDelta | None, batch_size: int = BATCH_ROWS
+    files: Files, view: ArrayView, staged: StagedChunks | None, batch_size: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """Give the references of all chunks that there are, at most so many at once, in no promised order."""
     if batch_size < 1:
@@ -101,7 +102,7 @@ def chunk_batches(
     ndim = len(view.grid.chunk_counts)
     waiting: list[pa.RecordBatch] = []
     count = size_bytes = 0
-    for table in _tables(files, view, delta, ndim):
+    for table in _tables(files, view, staged):
         for start in range(0, table.num_rows, batch_size):
             batch = _described(table.slice(start, batch_size), ndim)
             while batch.num_rows:
@@ -124,136 +125,51 @@ def _united(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
-def _tables(
-    files: Files, view: ArrayView, delta: ArrayDelta | None, ndim: int
-) -> Iterator[pa.Table]:
-    layers = _Layers(files, view, delta)
-    if delta is not None:
-        yield from _staged(delta)
-    for array_id, inventories, is_base in layers.stored():
-        for entry in inventories:
-            for table in _entry_tables(files, array_id, entry, layers.is_large):
-                batch = _coordinates_of(table, entry, ndim)
-                yield keep_rows(table, ~layers.covered(batch, is_base=is_base))
-
-
-class _Layers:
-    """An array's chunks by age, and what the newer ones cover of the older."""
-
-    def __init__(self, files: Files, view: ArrayView, delta: ArrayDelta | None) -> None:
-        self._files = files
-        self._view = view
-        # held on to: what another thread changes meanwhile must not show by halves
-        self._runs = Runs() if delta is None else delta.runs
-        self._kept = None if delta is None else delta.kept
-        binary = CHUNK_SCHEMA.field("coord").type
-        self.present, gone = from_values([], binary), from_values([], binary)
-        if delta is not None:
-            self.present, gone = delta.coordinates()
-        self._above = pa.concat_arrays([self.present, gone])
-        rows = sum(inventories.chunk_count for _, inventories, _ in self.stored())
-        self.is_large = rows * _ROW_BYTES * _CACHE_SHARE > files.cache.limit_bytes
-
-    def stored(self) -> Iterator[tuple[int, Inventories, bool]]:
-        """Give what stands in manifests: array id, entries, and whether it is the base."""
-        if len(self._runs):
-            yield self._runs.array_id, self._runs.inventories, False
-        yield self._view.node.id, self._view.node.inventories, True
-
-    def covered(self, batch: Coordinates, *, is_base: bool) -> Mask:
-        """For each chunk of a batch, whether something newer says what there is in its place."""
-        mask = np.zeros(len(batch), np.bool_)
-        if not len(batch):
-            return mask
-        kept = self._kept if is_base else self._runs.kept
-        if kept is not None:
-            mask |= (batch >= np.array(kept, np.uint64)).any(axis=1)
-        if len(self._above):
-            mask |= member_mask(coords.encode(batch), self._above)
-        if is_base and len(self._runs):
-            mask |= self._in_runs(self._runs, batch)
-        return mask
-
-    def _in_runs(self, runs: Runs, batch: Coordinates) -> Mask:
-        """Which chunks stand in the runs; only runs around them are read, where they have holes."""
-        mask = np.zeros(len(batch), np.bool_)
-        low, high = batch.min(axis=0).tolist(), batch.max(axis=0).tolist()
-        extent = tuple((a, b + 1) for a, b in zip(low, high, strict=True))
-        for number in runs.inventories.overlapping(extent):
-            entry = runs.inventories[number]
-            box = np.array(entry.extent, np.uint64).reshape(-1, 2)
-            inside = ((box[:, 0] <= batch) & (batch < box[:, 1])).all(axis=1)
-            if entry.is_dense or not inside.any():
-                mask |= inside
-                continue
-            ndim = batch.shape[1]
-            encoded = coords.encode(batch)
-            for held in _entry_coordinates(self._files, runs.array_id, entry, ndim, self.is_large):
-                mask |= member_mask(encoded, coords.encode(held))
-        if runs.kept is not None:  # void rows of runs cover nothing
-            mask &= (batch < np.array(runs.kept, np.uint64)).all(axis=1)
-        return mask
-
-
-def _entry_coordinates(
-    files: Files, array_id: int, entry: InventoryEntry, ndim: int, past_cache: bool
-) -> Iterator[Coordinates]:
-    if not entry.is_dense:
-        columns = _COORDINATES if past_cache else None
-        for table in _entry_tables(files, array_id, entry, past_cache, columns):
-            yield _coordinates_of(table, entry, ndim)
-        return
-    shape = tuple(stop - start for start, stop in entry.extent)
-    first = np.array([start for start, _ in entry.extent], np.uint64)
-    total = volume(entry.extent)
-    for start in range(0, total, BATCH_ROWS):
-        places = np.arange(start, min(start + BATCH_ROWS, total))
-        if ndim == 0:
-            yield np.zeros((len(places), 0), np.uint64)
+def _tables(files: Files, view: ArrayView, staged: StagedChunks | None) -> Iterator[pa.Table]:
+    past_cache = _is_large(files, view, staged)
+    for segment, newer in _layers(files, view, staged, past_cache=past_cache):
+        if isinstance(segment, Memory):
+            rows = in_columns({0: StagedChunks(entries=dict(segment.entries))}).rows
+            yield keep_rows(rows, ~newer.mask(one_array(rows["coord"])))
+        if not isinstance(segment, Bulk):
             continue
-        index = np.stack(np.unravel_index(places, shape), axis=1)
-        yield index.astype(np.uint64) + first
+        for table in segment.tables:
+            yield keep_rows(table, ~newer.mask(one_array(table["coord"])))
+        for entry in segment.inventory:
+            for table in entry_tables(files, segment.array_id, entry, past_cache=past_cache):
+                coordinates_within(table, entry)
+                column = one_array(table["coord"])
+                yield keep_rows(table, ~newer.mask(column)) if newer.says_anything else table
 
 
-def _coordinates_of(table: pa.Table, entry: InventoryEntry, ndim: int) -> Coordinates:
-    """Decode the coordinates of an entry's rows, which its extent must contain."""
-    key = key_of(FileKind.MANIFEST, entry.manifest)
-    try:
-        found = coords.decode(one_array(table["coord"]), ndim)
-    except CorruptFileError as error:
-        raise wrong_file(key, str(error)) from None
-    box = np.array(entry.extent, np.uint64).reshape(-1, 2)
-    if ((found < box[:, 0]) | (found >= box[:, 1])).any():
-        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
-    return found
+def _layers(
+    files: Files, view: ArrayView, staged: StagedChunks | None, *, past_cache: bool
+) -> Iterator[tuple[Segment, Newer]]:
+    """Give what there is of an array, newest first and the base last, each with what is newer."""
+    newer = Newer(files, len(view.grid.chunk_counts), past_cache=past_cache)
+    # held on to: what another thread changes meanwhile must not show by halves
+    segments = [] if staged is None else staged.copy().newest_first()
+    for segment in segments:
+        yield segment, newer
+        newer.add(segment)
+    yield Bulk(inventory=view.node.inventories, array_id=view.node.id), newer
 
 
-def _entry_tables(
-    files: Files,
-    array_id: int,
-    entry: InventoryEntry,
-    past_cache: bool,
-    columns: Sequence[str] | None = None,
-) -> Iterator[pa.Table]:
-    """Give an array's rows in one manifest, by row groups, checked to be the array's."""
-    first, last = entry.row, entry.row + entry.row_count
-    if past_cache:
-        yield from files.scan_rows(entry.manifest, array_id, first, last, columns=columns)
-        return
-    row = first
-    while row < last:
-        rows, at = files.rows_at(entry.manifest, row)
-        stop = min(at + last - row, len(rows))
-        rows.check_owner(array_id, at, stop)
-        yield rows.table.slice(at, stop - at)
-        row += stop - at
+def _is_large(files: Files, view: ArrayView, staged: StagedChunks | None) -> bool:
+    """Whether an array takes so much of the cache that it is read past it."""
+    segments = () if staged is None else staged.segments
+    rows = view.node.inventories.chunk_count
+    rows += sum(each.inventory.chunk_count for each in segments if isinstance(each, Bulk))
+    return rows * _ROW_BYTES * _CACHE_SHARE > files.cache.limit_bytes
 
 
-def _staged(delta: ArrayDelta) -> Iterator[pa.Table]:
-    """Give what a session holds in memory, as references; bytes that wait count as inline."""
-    rows = settle({0: replace(delta, entries=dict(delta.entries))}).rows
-    if rows.num_rows:
-        yield rows
+def _columns_in_memory(segment: Segment) -> Iterator[pa.Array]:
+    """Give the encoded coordinates of chunks that a segment has in memory."""
+    if isinstance(segment, Memory):
+        yield keys_of({key: value for key, value in segment.entries.items() if value is not None})
+    elif isinstance(segment, Bulk):
+        for table in segment.tables:
+            yield one_array(table["coord"])
 
 
 def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
@@ -267,7 +183,7 @@ def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
     if not pa.types.is_dictionary(files.type):
         files = files.dictionary_encode()
     names = files.dictionary
-    is_far = to_numpy(pc.match_substring_regex(names, "[:/]")) if len(names) else np.zeros(0, bool)
+    is_far = are_virtual(names)
     codes = to_numpy(files.indices).astype(np.int64)
     kind = np.zeros(count, np.int64)
     kind[in_file] = np.where(is_far[codes[in_file]], 2, 1) if in_file.any() else 0

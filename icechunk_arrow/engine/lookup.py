@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from icechunk_arrow.core.chunks import ChunkRef
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import Inventory, InventoryEntry
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.manifest_file import ManifestFile
 
@@ -18,7 +19,7 @@ __all__ = ["find_ref"]
 
 
 def find_ref(
-    files: Files, array_id: int, inventories: Inventories, coord: Sequence[int]
+    files: Files, array_id: int, inventories: Inventory, coord: Sequence[int]
 ) -> ChunkRef | None:
     """Find the reference of a chunk in an array's manifests, or None."""
     entries = inventories.holding(coord)
@@ -39,9 +40,7 @@ def _find_dense(
     files: Files, node_id: int, entry: InventoryEntry, coord: Sequence[int]
 ) -> ChunkRef:
     """Every coordinate of the extent is there, so the row is arithmetic."""
-    place = 0
-    for index, (start, stop) in zip(coord, entry.extent, strict=True):
-        place = place * (stop - start) + index - start
+    place = place_of(entry.extent, coord)
     rows, found = files.rows_at(entry.manifest, entry.row + place)
     if not rows.is_part_of(entry) and rows.coord_at(found) != coords.encode_one(coord):
         raise rows.wrong(f"row {entry.row + place} is not chunk {tuple(coord)} of array {node_id}")

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, coord_in, is_virtual
+from icechunk_arrow.core.boxes import point_at
+from icechunk_arrow.core.chunks import CHUNK_SCHEMA, ChunkRef, is_virtual
 from icechunk_arrow.core.columns import offsets_and_data, one_array, to_numpy, validity
 from icechunk_arrow.core.ids import is_id
 from icechunk_arrow.core.lazy import lazy
@@ -22,13 +23,14 @@ from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import manifest
 
 if TYPE_CHECKING:
-    from icechunk_arrow.core.chunks import Extent
-    from icechunk_arrow.core.inventories import InventoryEntry
+    from icechunk_arrow.core.boxes import Box
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.formats.envelope import Sealed
 
 __all__ = ["ManifestFile", "Rows", "rows_not_of", "wrong_file"]
 
 _COORD = CHUNK_SCHEMA.get_field_index("coord")
+_OPTIONAL = CHUNK_SCHEMA.names[CHUNK_SCHEMA.get_field_index("length") + 1 :]
 _FEW_NAMES = 1000
 """Up to so many names of files are kept as Python texts, which are read faster and take more room."""
 
@@ -98,7 +100,7 @@ class Rows:
         self.key = opened.sealed.key
         self._start = opened.group_starts[group]
         self._coord_range = opened.coord_range(group)
-        self._runs: dict[tuple[int, Extent], bool] = {}
+        self._runs: dict[tuple[int, Box], bool] = {}
         ids = to_numpy(table["array_id"])
         self._ids = ids.data
         self._id_range = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
@@ -119,7 +121,7 @@ class Rows:
                 self._names = self._files.to_pylist()
         optional = {
             name: one_array(table[name])
-            for name in ("etag", "last_modified", "crc32c", "sums_crc32c")
+            for name in _OPTIONAL
             if name in table.column_names and table[name].null_count < table.num_rows
         }
         self._crcs: memoryview | None = None
@@ -171,7 +173,7 @@ class Rows:
         last = first + len(self) - 1
         if first < 0 or last >= entry.row_count:
             return False
-        ends = coord_in(entry.extent, first), coord_in(entry.extent, last)
+        ends = point_at(entry.extent, first), point_at(entry.extent, last)
         return tuple(map(coords.encode_one, ends)) == self._coord_range
 
     def find(self, coord: bytes, start: int, stop: int) -> int | None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-import pyarrow as pa
-
-from icechunk_arrow.core.columns import empty_table
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
+from icechunk_arrow.engine.plan import WrittenManifests
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
@@ -24,10 +22,13 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from icechunk_arrow.core.chunks import Extent
+    import pyarrow as pa
+
+    from icechunk_arrow.core.boxes import Box
+    from icechunk_arrow.engine.plan import ManifestToWrite
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["NOTHING_WRITTEN", "ManifestWriter", "WrittenManifests"]
+__all__ = ["ManifestWriter"]
 
 _log = logging.getLogger(__name__)
 _IN_FLIGHT = 4
@@ -36,28 +37,14 @@ _PUTTERS = 8
 """Threads where a put takes a while: encoded manifests are small, so many may be under way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenManifests:
-    """What has been written."""
-
-    entries: pa.Table
-    """What each holds of each array, in the order written: ``core.manifests.ENTRY_SCHEMA``."""
-    sizes: Mapping[str, int]
-    """Bytes by manifest id."""
-    held: Mapping[str, bytes] = field(default_factory=dict)
-    """A single manifest that is encoded and not put, to be put with the other files of its commit."""
-
-
-NOTHING_WRITTEN = WrittenManifests(entries=empty_table(ENTRY_SCHEMA), sizes={})
-
-_Result = tuple[pa.Table, int]
+_Result = tuple[Inventory, int]
 """Entries, and bytes."""
 
 
 class _Given(NamedTuple):
     table: pa.Table
     ndims: Mapping[int, int]
-    within: Mapping[int, Extent] | None
+    within: Mapping[int, Box] | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -107,17 +94,19 @@ class ManifestWriter:
         table: pa.Table,
         ndims: Mapping[int, int],
         *,
-        within: Mapping[int, Extent] | None = None,
+        within: Mapping[int, Box] | None = None,
+        name: str | None = None,
     ) -> str:
         """Write sorted rows of one or many arrays as one manifest, by and by, and give its id.
 
-        ``within`` are extents that the rows of some arrays do not leave, where they are known.
+        ``within`` are extents that the rows of some arrays do not leave, where they are known, and ``name`` is the
+        manifest's id where one was planned.
 
         Raises what went wrong with one that was given before, where that is known already.
         """
         if self._failure is not None:
             raise self._failure
-        name = self._new_id()
+        name = name or self._new_id()
         self._jobs[name] = _Job(given=_Given(table, ndims, within))
         if self._pool is not None:
             self._submit(self._pool, name)
@@ -126,6 +115,10 @@ class ManifestWriter:
             for waiting in [name for name, job in self._jobs.items() if job.future is None]:
                 self._submit(self._pool, waiting)
         return name
+
+    def write_planned(self, manifest: ManifestToWrite) -> None:
+        """Write a manifest of a plan, as :meth:`write` does."""
+        self.write(manifest.rows, manifest.ndims, within=manifest.within, name=manifest.name)
 
     def _submit(self, pool: ThreadPoolExecutor, name: str) -> None:
         self._room.acquire()
@@ -138,7 +131,7 @@ class ManifestWriter:
         try:
             try:
                 if self._stopped:
-                    return empty_table(ENTRY_SCHEMA), 0
+                    return NO_INVENTORY, 0
                 data, entries = _encode(held[0], name)
             finally:
                 held.clear()
@@ -148,7 +141,7 @@ class ManifestWriter:
             self._failure = self._failure or error
             raise
 
-    def _put(self, name: str, data: bytes, entries: pa.Table) -> _Result:
+    def _put(self, name: str, data: bytes, entries: Inventory) -> _Result:
         self._storage.put(key_of(FileKind.MANIFEST, name), data, header_metadata(FileKind.MANIFEST))
         return entries, len(data)
 
@@ -191,7 +184,7 @@ class ManifestWriter:
 
     def finish(self) -> WrittenManifests:
         """Wait for everything, and tell what there is; the first failure is raised."""
-        entries = [empty_table(ENTRY_SCHEMA)]
+        entries = []
         sizes: dict[str, int] = {}
         for name in self._jobs:
             found, sizes[name] = self._result(name)
@@ -199,7 +192,7 @@ class ManifestWriter:
         if self._pool is not None:
             self._pool.shutdown()
         return WrittenManifests(
-            entries=pa.concat_tables(entries).combine_chunks(), sizes=sizes, held=dict(self._held)
+            entries=Inventory.united(entries), sizes=sizes, held=dict(self._held)
         )
 
     def discard(self) -> None:
@@ -230,7 +223,7 @@ class ManifestWriter:
             )
 
 
-def _encode(given: _Given | None, name: str) -> tuple[bytes, pa.Table]:
+def _encode(given: _Given | None, name: str) -> tuple[bytes, Inventory]:
     assert given is not None
     table, ndims, within = given
     return manifest.encode(table, name), describe(table, name, ndims, within)

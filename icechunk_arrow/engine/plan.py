@@ -1,28 +1,31 @@
 """The plan of a commit: which files, in which order, then the one entry that decides.
 
-Pure: everything that has to be read, every id and the time are arguments. Dry runs, crash tests and
-whoever drives executors use the same plan.
+Pure: everything that has to be read, every id and the time are arguments. What becomes of the nodes, which
+manifests hold what the session wrote, and which live ones are read and written again stands in it from the start
+(:class:`CommitPlan`); ``engine.commit`` carries it out. Only how large files became, and what is left of manifests
+that were read, goes into the last two files, which :func:`last_files` makes. So a dry run is a plan that nobody
+carries out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import grid_box, volume
+from icechunk_arrow.core.chunk_set import subtract
 from icechunk_arrow.core.chunks import (
     DENSE,
+    concat_sorted,
     extent_of,
-    extent_of_grid,
     keep_rows,
     rows_of_arrays,
-    volume,
 )
 from icechunk_arrow.core.columns import bytes_at, to_numpy
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.json_values import changed_members, decode_json
 from icechunk_arrow.core.log import (
     NO_SINGLES,
@@ -35,44 +38,49 @@ from icechunk_arrow.core.log import (
     Singles,
     TransactionLog,
 )
-from icechunk_arrow.core.manifests import inventories_by_array
 from icechunk_arrow.core.placement import (
     Live,
     choose_units,
     place,
     place_additions,
+    to_be_known,
 )
 from icechunk_arrow.core.snapshot import AttributesRef, Node, SnapshotFacts
 from icechunk_arrow.core.stream_marks import carried
-from icechunk_arrow.formats import attributes, live_manifests, structure, transaction
+from icechunk_arrow.formats import attributes, structure, transaction
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from typing import Any
 
+    import pyarrow as pa
+
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.chunk_set import ChunkSet
-    from icechunk_arrow.core.chunks import Extent
-    from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.core.manifest_settings import ManifestSettings
     from icechunk_arrow.core.packing import ArrayShape
     from icechunk_arrow.core.snapshot import Snapshot
-    from icechunk_arrow.engine.manifest_writer import WrittenManifests
-    from icechunk_arrow.engine.settling import Settled
+    from icechunk_arrow.engine.changes import Changes
 
 __all__ = [
+    "NOTHING_WRITTEN",
     "UNCOMMITTED",
     "ArrayShapes",
-    "Changes",
     "CommitPlan",
-    "PlannedFile",
-    "Reading",
+    "FileToWrite",
+    "FinishedCommit",
+    "ManifestToWrite",
+    "Rewrite",
+    "WrittenManifests",
+    "last_files",
     "log_of",
     "plan_commit",
-    "plan_delta",
-    "plan_reading",
+    "plan_manifests",
+    "rewritten",
 ]
 
 UNCOMMITTED = ""
@@ -83,21 +91,8 @@ MANY_COORDS = 16
 """From so many on, chunks that fill their extent are logged by it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Changes:
-    """What a session wants to commit on a base."""
-
-    overlay: Mapping[str, Node | None]
-    chunks: Settled
-    next_node_id: int
-    attributes_before: Mapping[int, bytes | None] = field(default_factory=dict)
-    """By node, of those whose attributes changed and stood in an attributes file: what stood there."""
-    is_placement: bool = False
-    """Whether every reference that is staged names the bytes that the chunk has already."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFile:
+class FileToWrite:
     """One file of a commit."""
 
     key: str
@@ -106,44 +101,82 @@ class PlannedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ManifestToWrite:
+    """Sorted rows of one or many arrays that become a manifest."""
+
+    name: str
+    rows: pa.Table
+    ndims: Mapping[int, int]
+    """How many dimensions the arrays have."""
+    within: Mapping[int, Box]
+    """Extents that the rows of some arrays do not leave, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenManifests:
+    """Manifests that have been written, and that no snapshot names yet."""
+
+    entries: Inventory
+    """What each holds of each array, in the order written."""
+    sizes: Mapping[str, int]
+    """Bytes by manifest id."""
+    held: Mapping[str, bytes] = field(default_factory=dict)
+    """A single manifest that is encoded and not put, to be put with the other files of its commit."""
+
+
+NOTHING_WRITTEN = WrittenManifests(entries=NO_INVENTORY, sizes={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """Live manifests that are read, and written again without what goes; those of several are placed anew."""
+
+    manifests: tuple[str, ...]
+    sparse: Mapping[int, Sequence[str]]
+    """By array: manifests of the session to be read to know what goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitPlan:
-    """The files of a commit in order, and the snapshot that the branch entry will name.
+    """What becomes of a snapshot by a commit, as far as it is known before anything is read or written."""
+
+    base: Snapshot
+    changes: Changes
+    settings: ManifestSettings
+    shapes: ArrayShapes
+    facts: SnapshotFacts
+    nodes: Sequence[Node]
+    """All that are new or changed, as the snapshot has them."""
+    attributes: tuple[FileToWrite, ...]
+    """The file that holds large attributes, if any are new."""
+    delta: tuple[ManifestToWrite, ...]
+    """What the session wrote and no manifest holds yet."""
+    rewrites: tuple[Rewrite, ...]
+    going: Mapping[int, ChunkSet]
+    """By array: what the manifests that are written again lose."""
+    removed: frozenset[int]
+    """Arrays that are no more: all their rows go."""
+    dropped: frozenset[str]
+    """Manifests of which nothing is left, or in whose place others stand."""
+    linked: WrittenManifests = NOTHING_WRITTEN
+    """Manifests that stand in the place of dropped ones, written before."""
+
+    @property
+    def base_synced(self) -> bool:
+        """Whether what the commit stands on survives a power cut."""
+        return self.base.facts.synced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FinishedCommit:
+    """The last files of a commit in order, and the snapshot that the branch entry will name.
 
     Manifests are among the files only where one is all there is; many are written before.
     """
 
-    files: tuple[PlannedFile, ...]
+    files: tuple[FileToWrite, ...]
     snapshot: Snapshot
     log: TransactionLog
-    base_synced: bool
-    """Whether what it stands on survives a power cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reading:
-    """What becomes of the live manifests: which are read and written again, and without which rows."""
-
-    units: tuple[tuple[str, ...], ...]
-    """Manifests to be read and written again without what goes; those of one unit are placed anew."""
-    dropped: frozenset[str]
-    """Manifests of which nothing is left."""
-    going: Mapping[int, ChunkSet]
-    """What goes of arrays that stay."""
-    removed: frozenset[int]
-    """Arrays of which everything goes."""
-
-    def sparse_manifests(self, base: Snapshot, unit: tuple[str, ...]) -> dict[int, list[str]]:
-        """Manifests of the session to be read to know what goes from a unit, by array."""
-        found = {}
-        for node_id, chunks in self.going.items():
-            node = base.find_node_by_id(node_id)
-            if not len(chunks.sparse) or node is None:
-                continue
-            held = [entry for entry in node.inventories if entry.manifest in unit]
-            names = {n for entry in held for n in chunks.sparse_manifests(entry.extent)}
-            if names:
-                found[node_id] = sorted(names)
-        return found
 
 
 def _touched(base: Snapshot, changes: Changes) -> tuple[dict[int, Node], set[int]]:
@@ -190,40 +223,57 @@ class ArrayShapes:
         assert node is not None
         return node
 
-    def __call__(self, node_id: int) -> ArrayShape:
-        """Give the shape of an array."""
-        return _NodeShape(self._node(node_id), self._chunks.chunk_count(node_id))
+    def of(self, node_ids: Iterable[int]) -> dict[int, ArrayShape]:
+        """Give the shapes of some arrays."""
+        return {i: _NodeShape(self._node(i), self._chunks.chunk_count(i)) for i in node_ids}
 
-    def grid(self, node_id: int) -> Extent:
+    def of_rows(self, table: pa.Table) -> dict[int, ArrayShape]:
+        """Give the shapes of the arrays of some sorted rows."""
+        return self.of(rows_of_arrays(table)[0].tolist())
+
+    def manifest(self, name: str, rows: pa.Table) -> ManifestToWrite:
+        """Make a manifest of sorted rows."""
+        ndims, within = self._ranks(rows), self._bounds(rows)
+        return ManifestToWrite(name=name, rows=rows, ndims=ndims, within=within)
+
+    def grid(self, node_id: int) -> Box:
         """Give the extent of an array's grid, which its chunks do not leave."""
-        return extent_of_grid(self._node(node_id).chunk_counts)
+        return grid_box(self._node(node_id).chunk_counts)
 
-    def ranks(self, table: pa.Table) -> dict[int, int]:
+    def _ranks(self, table: pa.Table) -> dict[int, int]:
         """Tell how many dimensions the arrays of some rows have."""
         ids, _, _ = rows_of_arrays(table)
         columns = ((array_id, self._node(array_id).columns) for array_id in ids.tolist())
         return {array_id: len(found.shape) for array_id, found in columns if found is not None}
 
-    def bounds(self, table: pa.Table) -> dict[int, Extent]:
+    def _bounds(self, table: pa.Table) -> dict[int, Box]:
         """Give the extent of the grid where all of some rows are one array's: there it pays to know it."""
         ids = to_numpy(table["array_id"])
         return {int(ids[0]): self.grid(int(ids[0]))} if ids[0] == ids[-1] else {}
 
 
-def plan_reading(
+class _Reading(NamedTuple):
+    """What becomes of the live manifests."""
+
+    rewrites: tuple[Rewrite, ...]
+    dropped: frozenset[str]
+    going: Mapping[int, ChunkSet]
+
+
+def _plan_reading(
     base: Snapshot,
     changes: Changes,
+    removed: set[int],
     settings: ManifestSettings,
     shapes: ArrayShapes,
-) -> Reading:
+) -> _Reading:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
-    _, removed = _touched(base, changes)
     going: dict[int, ChunkSet] = {}
     losing: set[str] = set()
     covered: dict[str, set[int]] = {}
     for node_id in removed:
         gone = base.find_node_by_id(node_id)
-        for name in gone.inventories.manifests if gone else ():
+        for name in gone.inventories.names if gone else ():
             losing.add(name)
             covered.setdefault(name, set()).add(node_id)
     for node_id in changes.chunks.array_ids:
@@ -231,7 +281,7 @@ def plan_reading(
         if node is None or not len(node.inventories):
             continue
         chunks = changes.chunks.chunk_set(node_id, shapes.grid(node_id))
-        affected = chunks.touching(node.inventories)
+        affected = chunks.touching(node.inventories.boxes)
         if affected:
             going[node_id] = chunks
         for index in affected:
@@ -239,52 +289,66 @@ def plan_reading(
             losing.add(entry.manifest)
             if chunks.covers(entry):
                 covered.setdefault(entry.manifest, set()).add(node_id)
-    tenants = live_manifests.tenants(base, losing)
+    tenants = base.tenants(losing)
     dropped = {name for name in losing if covered.get(name, set()) >= tenants[name].keys()}
+    row_counts = base.manifest_row_counts
+    unknown = to_be_known(row_counts, losing, dropped, settings)
+    known = base.tenants(unknown.with_shapes | unknown.without)
     units = choose_units(
-        Live(
-            row_counts=live_manifests.manifest_row_counts(base),
-            tenants=partial(live_manifests.tenants, base),
-        ),
+        Live(row_counts=row_counts, tenants=known),
         losing,
         dropped,
         settings,
-        shapes,
+        shapes.of({node_id for name in unknown.with_shapes for node_id in known[name]}),
     )
-    return Reading(
-        units=units,
-        dropped=frozenset(dropped),
-        going=going,
-        removed=frozenset(removed),
-    )
+    rewrites = (Rewrite(manifests=unit, sparse=_sparse(base, going, unit)) for unit in units)
+    return _Reading(tuple(rewrites), frozenset(dropped), going)
 
 
-def plan_delta(
+def _sparse(
+    base: Snapshot, going: Mapping[int, ChunkSet], manifests: tuple[str, ...]
+) -> dict[int, list[str]]:
+    """Manifests of the session to be read to know what goes from some live ones, by array."""
+    found = {}
+    for node_id, chunks in going.items():
+        node = base.find_node_by_id(node_id)
+        if not len(chunks.sparse) or node is None:
+            continue
+        held = [entry for entry in node.inventories if entry.manifest in manifests]
+        names = {n for entry in held for n in chunks.sparse_manifests(entry.extent)}
+        if names:
+            found[node_id] = sorted(names)
+    return found
+
+
+def plan_manifests(
     base: Snapshot,
     changes: Changes,
     settings: ManifestSettings,
-    shapes: Callable[[int], ArrayShape],
-) -> Iterator[pa.Table]:
+    shapes: ArrayShapes,
+    new_ids: Iterator[str],
+) -> Iterator[ManifestToWrite]:
     """Decide which manifests the session's own references become."""
     chunks = changes.chunks
     known = [
         node_id
         for node_id in chunks.array_ids
-        if node_id in chunks.runs
+        if node_id in chunks.inventories
         or ((node := base.find_node_by_id(node_id)) is not None and len(node.inventories))
     ]
     more = np.isin(chunks.written.node_ids, np.array(known, np.uint32))
-    yield from place(keep_rows(chunks.rows, ~more), settings, shapes)
-    yield from place_additions(keep_rows(chunks.rows, more), settings, shapes)
+    first, rest = keep_rows(chunks.rows, ~more), keep_rows(chunks.rows, more)
+    for rows in place(first, settings, shapes.of_rows(first)):
+        yield shapes.manifest(next(new_ids), rows)
+    for rows in place_additions(rest, settings, shapes.of_rows(rest)):
+        yield shapes.manifest(next(new_ids), rows)
 
 
 def plan_commit(
     base: Snapshot,
     changes: Changes,
     *,
-    delta: WrittenManifests,
-    rewritten: WrittenManifests,
-    replaced: frozenset[str],
+    settings: ManifestSettings,
     new_ids: Iterator[str],
     started_at: datetime,
     written_at: datetime,
@@ -294,24 +358,15 @@ def plan_commit(
     sequence: int | None,
     inline_attributes_bytes: int,
     synced: bool,
+    rearranged: tuple[frozenset[str], WrittenManifests] | None = None,
 ) -> CommitPlan:
-    """Plan a commit of what the session wrote (``delta``) on a base.
+    """Plan a commit of changes on a base.
 
-    ``rewritten`` are manifests that stand for the ``replaced`` ones; together they hold no chunk twice.
+    ``rearranged`` are live manifests and such as stand in their place: then nothing else becomes of live ones.
     """
     changed, removed = _touched(base, changes)
-    identifier = next(new_ids)
-    files: list[PlannedFile] = []
-
-    def add(kind: FileKind, name: str, data: bytes) -> None:
-        files.append(PlannedFile(key=key_of(kind, name), data=data, metadata=header_metadata(kind)))
-
-    for name, data in delta.held.items():
-        add(FileKind.MANIFEST, name, data)
-    added = pa.concat_tables([delta.entries, *changes.chunks.run_entries()])
-    _plan_attributes(changed, inline_attributes_bytes, new_ids, add)
     facts = SnapshotFacts(
-        id=identifier,
+        id=next(new_ids),
         repository=base.facts.repository,
         message=message,
         written_at=written_at,
@@ -324,51 +379,126 @@ def plan_commit(
         sequence=sequence,
         synced=synced,
     )
+    shapes = ArrayShapes(base, changes)
+    delta = tuple(plan_manifests(base, changes, settings, shapes, new_ids))
+    if rearranged is None:
+        reading = _plan_reading(base, changes, removed, settings, shapes)
+        linked = NOTHING_WRITTEN
+    else:
+        reading, linked = _Reading((), rearranged[0], {}), rearranged[1]
+    file = _plan_attributes(changed, inline_attributes_bytes, new_ids)
+    return CommitPlan(
+        base=base,
+        changes=changes,
+        settings=settings,
+        shapes=shapes,
+        facts=facts,
+        nodes=tuple(changed.values()),
+        attributes=() if file is None else (file,),
+        delta=delta,
+        rewrites=reading.rewrites,
+        going=reading.going,
+        removed=frozenset(removed),
+        dropped=reading.dropped,
+        linked=linked,
+    )
+
+
+def rewritten(
+    plan: CommitPlan,
+    rewrite: Rewrite,
+    tables: Sequence[pa.Table],
+    read: Mapping[int, Sequence[pa.Array]],
+    new_ids: Iterator[str],
+) -> list[ManifestToWrite] | None:
+    """Say what manifests that were read become; None where they stay.
+
+    ``read`` are the coordinates in the session's sparse manifests, by array.
+    """
+    going = dict(plan.going)
+    for node_id, columns in read.items():
+        going[node_id] = going[node_id].with_coordinates(list(columns))
+    after = [subtract(table, going, plan.removed) for table in tables]
+    if len(tables) > 1:
+        rows, shapes = concat_sorted(after), plan.shapes
+        placed = place(rows, plan.settings, shapes.of_rows(rows))
+        return [shapes.manifest(next(new_ids), part) for part in placed]
+    if after[0].num_rows == tables[0].num_rows:
+        return None
+    if not after[0].num_rows:
+        return []
+    # what loses rows stays as large as its set allows
+    within = plan.base.extents_in(rewrite.manifests[0])
+    ndims = {array_id: len(extent) for array_id, extent in within.items()}
+    name = next(new_ids)
+    return [ManifestToWrite(name=name, rows=after[0], ndims=ndims, within=within)]
+
+
+def last_files(
+    plan: CommitPlan,
+    delta: WrittenManifests,
+    again: WrittenManifests,
+    replaced: frozenset[str],
+) -> FinishedCommit:
+    """Make the files that name all others, when it is known what these became.
+
+    ``delta`` is what became of the plan's manifests, ``again`` of what it had rewritten, and ``replaced`` are all
+    manifests that are not live any more; together they hold no chunk twice.
+    """
+    base, changes, facts = plan.base, plan.changes, plan.facts
+    files = [_file(FileKind.MANIFEST, name, data) for name, data in delta.held.items()]
+    files += plan.attributes
+    own = changes.chunks
+    added = Inventory.united(
+        [delta.entries, *(held.owned_by(i) for i, held in own.inventories.items())]
+    )
     log = log_of(base, changes, facts=facts, delta_entries=_logged(changes, added))
-    own = changes.chunks.run_sizes
-    sizes = {**base.manifest_sizes, **delta.sizes, **rewritten.sizes, **own}
     snapshot = structure.with_changes(
         base,
         facts,
-        removed=removed,
-        changed=list(changed.values()),
-        manifest_sizes=sizes,
+        removed=plan.removed,
+        changed=plan.nodes,
+        manifest_sizes={
+            **base.manifest_sizes,
+            **delta.sizes,
+            **again.sizes,
+            **plan.linked.sizes,
+            **own.sizes,
+        },
         replaced=replaced,
-        added=pa.concat_tables([added, rewritten.entries]),
+        added=Inventory.united([added, again.entries, plan.linked.entries]),
     )
-    add(FileKind.TRANSACTION, identifier, transaction.encode(log))
-    add(FileKind.STRUCTURE, identifier, structure.encode(snapshot))
-    return CommitPlan(files=tuple(files), snapshot=snapshot, log=log, base_synced=base.facts.synced)
+    files.append(_file(FileKind.TRANSACTION, facts.id, transaction.encode(log)))
+    files.append(_file(FileKind.STRUCTURE, facts.id, structure.encode(snapshot)))
+    return FinishedCommit(files=tuple(files), snapshot=snapshot, log=log)
 
 
-def _logged(changes: Changes, added: pa.Table) -> dict[int, Inventories]:
+def _file(kind: FileKind, name: str, data: bytes) -> FileToWrite:
+    return FileToWrite(key=key_of(kind, name), data=data, metadata=header_metadata(kind))
+
+
+def _logged(changes: Changes, added: Inventory) -> dict[int, Inventory]:
     """Give the entries of arrays whose writes are logged by manifest and extent."""
     chunks = changes.chunks
     if changes.is_placement:
-        return inventories_by_array(added)
-    ids = to_numpy(added["array_id"])
-    dense = to_numpy(added["flags"]) & DENSE != 0
-    boxes = dict(
-        zip(ids[dense].tolist(), to_numpy(added["row_count"])[dense].tolist(), strict=True)
-    )
+        return added.by_owner()
+    dense = added.flags & DENSE != 0
+    owners, counts = added.owners[dense], added.row_counts[dense]
+    boxes = dict(zip(owners.tolist(), counts.tolist(), strict=True))
     some = [
         node_id
         for node_id, count in chunks.written.counts.items()
         if count > LOGGED_COORDS or MANY_COORDS <= count == boxes.get(node_id)
     ]
-    some += chunks.runs
+    some += chunks.inventories
     if not some:
         return {}
-    mask = np.isin(ids, np.array(some, np.uint32))
-    return inventories_by_array(keep_rows(added, mask))
+    return added.chosen(np.isin(added.owners, np.array(some, np.int64))).by_owner()
 
 
 def _plan_attributes(
-    changed: dict[int, Node],
-    inline_bytes: int,
-    new_ids: Iterator[str],
-    add: Callable[[FileKind, str, bytes], None],
-) -> None:
+    changed: dict[int, Node], inline_bytes: int, new_ids: Iterator[str]
+) -> FileToWrite | None:
     """Move large attributes into one attributes file; those that stand in one already stay there."""
     large = [
         node
@@ -376,13 +506,13 @@ def _plan_attributes(
         if node.attributes is not None and len(node.attributes) > inline_bytes
     ]
     if not large:
-        return
+        return None
     name = next(new_ids)
     rows = [(node.id, node.attributes or b"") for node in large]
-    add(FileKind.ATTRIBUTES, name, attributes.encode(rows, name))
     for row, node in enumerate(large):
         reference = AttributesRef(identifier=name, row=row)
         changed[node.id] = replace(node, attributes=None, attributes_ref=reference)
+    return _file(FileKind.ATTRIBUTES, name, attributes.encode(rows, name))
 
 
 def log_of(
@@ -390,7 +520,7 @@ def log_of(
     changes: Changes,
     *,
     facts: SnapshotFacts | None = None,
-    delta_entries: Mapping[int, Inventories] | None = None,
+    delta_entries: Mapping[int, Inventory] | None = None,
 ) -> TransactionLog:
     """Tell what changes do to a base; without ``delta_entries`` every written chunk is named."""
     changed, removed = _touched(base, changes)
@@ -456,11 +586,11 @@ def _changed_attributes(before: bytes | None, after: bytes | None) -> tuple[str,
 
 
 def _chunk_log(
-    changes: Changes, delta_entries: Mapping[int, Inventories] | None, created: set[int]
+    changes: Changes, delta_entries: Mapping[int, Inventory] | None, created: set[int]
 ) -> ChunkLog:
     """Name chunks one by one where they are few, else by manifest and extent; of new arrays only what is there."""
     chunks = changes.chunks
-    bulk = {i: [_bulk_write(e) for e in runs.inventories] for i, runs in chunks.runs.items()}
+    bulk = {i: [_bulk_write(e) for e in held] for i, held in chunks.inventories.items()}
     at_once = set()
     if delta_entries is None:
         for node_id, count in chunks.written.counts.items():
@@ -468,9 +598,8 @@ def _chunk_log(
                 at_once.add(node_id)
                 bulk.setdefault(node_id, []).append(_uncommitted(chunks.written.of_node(node_id)))
     else:
-        in_runs = chunks.run_sizes
         for node_id, entries in delta_entries.items():
-            own = [_bulk_write(entry) for entry in entries if entry.manifest not in in_runs]
+            own = [_bulk_write(entry) for entry in entries if entry.manifest not in chunks.sizes]
             if own:
                 at_once.add(node_id)
                 bulk.setdefault(node_id, []).extend(own)

@@ -13,7 +13,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.formats.live_manifests import manifest_row_counts
 from icechunk_arrow.storage.forked_children import run_in_forks
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def choose(snapshot: Snapshot, preload: ManifestPreload) -> list[str]:
             if node is None or not node.is_array:
                 continue
             if counts is None:
-                counts = manifest_row_counts(snapshot)
-            for name in node.inventories.manifests:
+                counts = snapshot.manifest_row_counts
+            for name in node.inventories.names:
                 if len(chosen) >= preload.max_manifests:
                     return list(chosen)
                 if counts[name] <= preload.max_manifest_size:

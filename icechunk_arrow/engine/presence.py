@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import inside
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import member_mask
 from icechunk_arrow.core.columns import from_numpy, indices, one_array
@@ -17,7 +18,7 @@ from icechunk_arrow.engine.lookup import find_ref
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.files import Files
 
@@ -28,23 +29,21 @@ _FEW = 32
 
 
 def present_in(
-    files: Files, array_id: int, inventories: Inventories, column: pa.Array
+    files: Files, array_id: int, inventories: Inventory, column: pa.Array
 ) -> npt.NDArray[np.bool_]:
     """For each encoded coordinate of an array, whether one of its manifests has the chunk."""
     found = np.zeros(len(column), np.bool_)
     if not len(column) or not len(inventories):
         return found
-    ndim = inventories.starts.shape[1]
+    ndim = inventories.boxes.ndim
     points = coords.decode(column, ndim)
-    for number in ChunkSet.of(ndim, deleted=column).touching(inventories):
+    for number in ChunkSet.of(ndim, deleted=column).touching(inventories.boxes):
         entry = inventories[number]
-        inside = np.ones(len(points), np.bool_)
-        for axis, (start, stop) in enumerate(entry.extent):
-            inside &= (points[:, axis] >= start) & (points[:, axis] < stop)
+        held = inside(entry.extent, points)
         if entry.is_dense:
-            found |= inside
+            found |= held
             continue
-        rows = np.flatnonzero(inside & ~found)
+        rows = np.flatnonzero(held & ~found)
         if len(rows) <= _FEW:
             alone = inventories.chosen(np.arange(len(inventories)) == number)
             for row in rows.tolist():

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
 from icechunk_arrow.core.conflict import chunks_of, conflicts, cuts_off, given_way
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
+from icechunk_arrow.engine.changes import in_columns
 from icechunk_arrow.engine.history import ancestors
+from icechunk_arrow.engine.merging import merge
 from icechunk_arrow.engine.plan import UNCOMMITTED
-from icechunk_arrow.engine.runs import take_out
-from icechunk_arrow.engine.settling import settle
 from icechunk_arrow.engine.timetravel import own_tip
 from icechunk_arrow.errors import ConflictError, RebaseFailedError
 
@@ -96,12 +96,12 @@ def _coords_of(context: Context, node_id: int, bulk: BulkWrite) -> pa.Array:
 
 def _give_way(context: Context, staging: Staging, theirs: TransactionLog) -> None:
     """Take back what was placed elsewhere of all that a commit touched."""
-    for node_id, delta in list(staging.deltas.items()):
+    for node_id, staged in list(staging.arrays.items()):
         chunks = given_way(node_id, theirs, partial(_coords_of, context, node_id))
         if chunks is not None:
-            take_out(context, delta, chunks, node_id)
-        if chunks is None or delta.is_empty:
-            del staging.deltas[node_id]
+            merge(context, staged, node_id, without=chunks)
+        if chunks is None or staged.is_empty:
+            del staging.arrays[node_id]
 
 
 def _settle(
@@ -114,7 +114,7 @@ def _settle(
 ) -> None:
     def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
         if bulk.manifest == UNCOMMITTED:
-            return settle({node_id: staging.deltas[node_id]}).written.coords
+            return in_columns({node_id: staging.arrays[node_id]}).written.coords
         return _coords_of(context, node_id, bulk)
 
     found = conflicts(ours, theirs, coords_of)
@@ -132,9 +132,8 @@ def _settle(
             conflicts=unsolved,
         )
     for node_id in resolution.drop_chunks_of:
-        delta = staging.deltas[node_id]
         changed = chunks_of(theirs.chunks[node_id], partial(coords_of, node_id))
-        take_out(context, delta, changed, node_id)
+        merge(context, staging.arrays[node_id], node_id, without=changed)
 
 
 def _in_words(conflict: Conflict) -> str:
@@ -161,10 +160,10 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
             staging.overlay[path] = replace(node, inventories=current.inventories)
         elif node.id in base.rows_by_id or node.id < base.facts.next_node_id:
             renumbered[node.id] = next_id
-            staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORIES)
+            staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORY)
             next_id += 1
-    staging.deltas = {
-        renumbered.get(node_id, node_id): delta for node_id, delta in staging.deltas.items()
+    staging.arrays = {
+        renumbered.get(node_id, node_id): staged for node_id, staged in staging.arrays.items()
     }
     staging.next_node_id = next_id
     staging.views.clear()

@@ -10,31 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import (
-    CHUNK_SCHEMA,
-    HAS_STATISTICS,
-    STATISTICS,
-    columns_of,
-    concat_sorted,
-    keep_rows,
-)
+from icechunk_arrow.core.chunks import concat_sorted, keep_rows
 from icechunk_arrow.core.columns import to_numpy
+from icechunk_arrow.core.inventory import Inventory
 from icechunk_arrow.core.placement import limit_of
 from icechunk_arrow.core.repacking import plan_repacking
-from icechunk_arrow.core.splits import axis_of
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, Layout
-from icechunk_arrow.engine.commit import plan_written, publish, write
+from icechunk_arrow.engine.changes import ChangedChunks, Changes
+from icechunk_arrow.engine.commit import plan as plan_commit
+from icechunk_arrow.engine.commit import publish, write
 from icechunk_arrow.engine.context import new_id, now
-from icechunk_arrow.engine.manifest_writer import (
-    NOTHING_WRITTEN,
-    ManifestWriter,
-    WrittenManifests,
-)
-from icechunk_arrow.engine.plan import ArrayShapes, Changes
-from icechunk_arrow.engine.settling import Settled
+from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.plan import ArrayShapes, WrittenManifests
 from icechunk_arrow.engine.timetravel import tip_to_read
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import ConflictError
@@ -43,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    import pyarrow as pa
+
     from icechunk_arrow.core.manifest_settings import ManifestSet
     from icechunk_arrow.core.repacking import Repacking
     from icechunk_arrow.core.snapshot import Node
@@ -50,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ManifestRewrite", "rewrite_manifests"]
 
-_COLUMNS = [name for name in CHUNK_SCHEMA.names if name != "array_id"]
 _ALL_WRITTEN = BulkSettings(held_rows=0)
 
 
@@ -84,33 +73,34 @@ def rewrite_manifests(
     while True:
         tip = tip_to_read(context, branch)
         base = context.files.read_snapshot(tip.snapshot_id)
-        unchanged = Changes(overlay={}, chunks=Settled(), next_node_id=base.facts.next_node_id)
+        unchanged = Changes(
+            overlay={}, chunks=ChangedChunks(), next_node_id=base.facts.next_node_id
+        )
         nodes = {node.id: node for node in base.nodes() if node.is_array}
         shapes = ArrayShapes(base, unchanged)
         settings = context.saved_config.to_write().chunk_manifests
-        plan = plan_repacking({i: n.inventories for i, n in nodes.items()}, settings, shapes)
+        inventories = {i: node.inventories for i, node in nodes.items()}
+        plan = plan_repacking(inventories, settings, shapes.of(nodes))
         if dry_run or not plan.replaced:
             return _report(plan, None, _estimate(plan, nodes))
         if done is None or not done[0] <= base.manifest_sizes.keys():
             done = plan.replaced, _write(context, plan, nodes, shapes)
-        planned = plan_written(
+        planned = plan_commit(
             context,
             tip,
             base,
             unchanged,
-            delta=NOTHING_WRITTEN,
-            rewritten=done[1],
-            replaced=done[0],
             message=message,
             properties=properties,
             started_at=started_at,
+            rearranged=done,
         )
-        write(context, tip, planned)
+        finished = write(context, tip, planned)
         try:
-            publish(context, tip, planned)
+            publish(context, tip, finished)
         except ConflictError:
             continue  # somebody was faster; what is written still counts if its manifests are live
-        return _report(plan, planned.snapshot.id, len(done[1].sizes))
+        return _report(plan, finished.snapshot.id, len(done[1].sizes))
 
 
 def _report(plan: Repacking, snapshot_id: str | None, written: int) -> ManifestRewrite:
@@ -143,14 +133,14 @@ def _write(
         writers = [stack.enter_context(ManifestWriter(context.storage, new_id))]
         for members in plan.together:
             table = _rows_of(context, [nodes[each] for each in members])
-            writers[0].write(table, shapes.ranks(table), within=shapes.bounds(table))
+            writers[0].write_planned(shapes.manifest(new_id(), table))
         for array_id, cut in plan.cut.items():
             for part in cut.parts:
                 writers.append(stack.enter_context(ManifestWriter(context.storage, new_id)))
                 _cut(context, nodes[array_id], cut.home, part, writers[-1])
         written = [writer.finish() for writer in writers]
     return WrittenManifests(
-        entries=pa.concat_tables([each.entries for each in written]),
+        entries=Inventory.united(each.entries for each in written),
         sizes={name: size for each in written for name, size in each.sizes.items()},
     )
 
@@ -158,7 +148,7 @@ def _write(
 def _rows_of(context: Context, nodes: list[Node]) -> pa.Table:
     """Read all references of some arrays."""
     ids = np.array([node.id for node in nodes], np.uint32)
-    names = sorted({name for node in nodes for name in node.inventories.manifests})
+    names = sorted({name for node in nodes for name in node.inventories.names})
     parts = []
     for name in names:
         table = context.files.read_manifest(name)
@@ -170,23 +160,9 @@ def _cut(
     context: Context, node: Node, home: ManifestSet, part: Sequence[str], writer: ManifestWriter
 ) -> None:
     """Stream an array's rows of some manifests into others, cut along its grid."""
-    assert node.columns is not None
     view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
-    ndim = len(view.grid.chunk_counts)
-    axis = axis_of(home.split_along, node.columns.dimension_names, ndim)
-    layout = Layout(limit=limit_of(home), axis=axis)
-    names = set(part)
-    columns = list(_COLUMNS)
-    if (node.inventories.flags & np.uint16(HAS_STATISTICS)).any():
-        columns.append(STATISTICS.name)
+    layout = Layout.of(home, view)
     with BulkReferences(writer, lambda _: layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
-        for entry in node.inventories:
-            if entry.manifest not in names:
-                continue
-            table = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
-            found = columns_of(table, columns)
-            batch = pa.RecordBatch.from_arrays(list(found.values()), names=columns)
-            index = coords.decode(batch.column("coord"), ndim)
-            bulk.add(node.path, view, batch, index, np.arange(len(index)))
-            bulk.end_slice(len(index), batch.nbytes)
+        names = [name for name in node.inventories.names if name in part]
+        bulk.add_manifests(context.files, view, node.inventories, names)
         bulk.finish()

@@ -1,43 +1,39 @@
-"""A session: one snapshot to read from, and on a branch the changes that will be the next one.
+"""What a session and its forks have in common: one snapshot to read from, and chunks that are staged over it.
 
-Owns the state and its lock. Keys and Zarr's ways are the store's business, what a commit writes the plan's.
+Owns the state and its lock. Nodes and commits are the business of ``engine.branch_session``, keys and Zarr's ways
+the store's.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.documents import encode_document, parse_document
-from icechunk_arrow.engine import commit as committing
-from icechunk_arrow.engine.bulk import by_number
+from icechunk_arrow.core.documents import encode_document
+from icechunk_arrow.engine.bulk import by_number, layout_of, spilled
+from icechunk_arrow.engine.changes import Changes, in_columns
 from icechunk_arrow.engine.chunk_bytes import ChunkBytes
-from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.copies import OfOneProcess
 from icechunk_arrow.engine.diff import Diff, diff_of
 from icechunk_arrow.engine.listing import BATCH_ROWS, chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.merging import merge_all
 from icechunk_arrow.engine.payloads import PayloadWriter
-from icechunk_arrow.engine.plan import Changes, log_of
+from icechunk_arrow.engine.plan import log_of
 from icechunk_arrow.engine.preload import start_preload
-from icechunk_arrow.engine.rebase import Rebase
 from icechunk_arrow.engine.references import REFERENCES, stage_rows
-from icechunk_arrow.engine.runs import add_runs, layout_of, settle_runs, unshare, write_entries
-from icechunk_arrow.engine.settling import settle
+from icechunk_arrow.engine.segments import UNSAID, StagedChunks
 from icechunk_arrow.engine.staging import Staging
 from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.engine.virtual import check_reference
 from icechunk_arrow.errors import (
-    ConflictError,
     CorruptFileError,
     InvalidInputError,
     NodeNotFoundError,
-    ReadOnlyError,
-    RebaseFailedError,
-    StorageError,
 )
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.live_manifests import manifest_table
@@ -54,12 +50,10 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.bulk import Layout, StagedReferences
-    from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.chunk_bytes import Part
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.engine.references import Values
-    from icechunk_arrow.engine.staging import ArrayDelta
 
 __all__ = ["BaseSession"]
 
@@ -70,23 +64,15 @@ _ENTRIES_CHECKED = 1 << 16
 """After so many writes it is looked at."""
 
 
-class BaseSession(OfOneProcess):
-    """Reads one snapshot; on a branch, also gathers changes and commits them.
+class BaseSession(OfOneProcess, ABC):
+    """Reads one snapshot, and stages chunks over it where it can be written. Safe to use from many threads."""
 
-    Safe to use from many threads. A read-only session pickles.
-    """
-
-    def __init__(self, context: Context, snapshot_id: str, tip: Tip | None = None) -> None:
+    def __init__(self, context: Context, snapshot_id: str) -> None:
         super().__init__()
         self._context = context
-        self._tip = tip
         self._started_at = now()
         self._writer = PayloadWriter(context.storage, context.saved_config.to_write, new_id)
         self._chunk_bytes = ChunkBytes(context.files)
-        self._attempts: tuple[str, ...] = ()
-        """Snapshots that were to be the next on the tip, and of which it is not known whether they are."""
-        self._unacknowledged: str | None = None
-        """The commit that was made, until :meth:`commit` has given its id."""
         self._begin(context.files.read_snapshot(snapshot_id))
         self._preload = start_preload(context, self._staging.base)
 
@@ -98,53 +84,13 @@ class BaseSession(OfOneProcess):
         self._unchecked = 0
         self._is_placement = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        if not self.read_only:
-            raise ReadOnlyError(
-                "a writable session cannot be pickled: its changes would be lost in the copy. Commit "
-                "first, pickle a read-only session, or write from threads of this process."
-            )
-        return {"context": self._context, "snapshot_id": self.snapshot_id}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["context"], state["snapshot_id"])  # type: ignore[misc]
-
-    def __repr__(self) -> str:
-        if self._is_copy:
-            return f"<Session copied by a fork {self._context.storage.url}>"
-        tip, staging = self._tip, self._staging  # asked nobody: showing a session sends no request
-        where = f"snapshot {staging.base.id!r}"
-        if tip is not None:
-            where = f"branch {tip.branch!r} at {where}"
-        state = "read-only" if tip is None else "writable"
-        changed = "" if staging.is_empty else ", uncommitted changes"
-        if self._attempts:
-            changed = ", a commit that was cut short"
-        return f"<Session {state} {self._context.storage.url} {where}{changed}>"
-
     # -- what it is
-
-    @property
-    def branch(self) -> str | None:
-        """The branch that a commit goes to; None when read-only."""
-        self._find_out()
-        return None if self._tip is None else self._tip.branch
 
     @property
     def snapshot_id(self) -> str:
         """The snapshot that is read."""
         self._find_out()
         return self._staging.base.id
-
-    @property
-    def read_only(self) -> bool:
-        """Whether this session can only read."""
-        self._find_out()
-        return self._tip is None
-
-    @property
-    def _is_writer(self) -> bool:
-        return self._tip is not None
 
     @property
     def config(self) -> RepositoryConfig:
@@ -178,46 +124,45 @@ class BaseSession(OfOneProcess):
             self._check_writable()
             self._begin(self._staging.base)
 
-    def _check_writable(self) -> None:
-        if self._find_out():
-            raise StorageError(
-                "a commit of this session was cut short, and what it sent may still arrive, so that nothing "
-                "can be added to it: call commit() again, which makes it or finds it made, or open a new session"
-            )
-        self._get_tip()
+    @property
+    @abstractmethod
+    def branch(self) -> str | None:
+        """The branch that a commit goes to; None where there is none."""
 
-    def _get_tip(self) -> Tip:
-        self._refuse_copy()
-        if self._tip is None:
-            raise ReadOnlyError(
-                "this session is read-only; repo.writable_session(branch) gives one that writes "
-                "(after a commit, too: a session commits once)"
-            )
-        return self._tip
+    @property
+    @abstractmethod
+    def read_only(self) -> bool:
+        """Whether this session can only read."""
+
+    @abstractmethod
+    def _check_writable(self) -> None:
+        """Refuse to change anything where that cannot be."""
 
     def _find_out(self) -> bool:
         """Learn what became of commits that were cut short; whether one of them may still arrive."""
-        if not self._attempts or self._is_copy:
-            return False
-        with self._lock:
-            if self._tip is None:  # one was made, and learning that was cut short
-                self._attempts = ()
-            elif self._attempts:
-                fate = self._context.catalog.fate_of(self._attempts, self._tip)
-                if fate.made is not None:
-                    self._become(self._context.files.read_snapshot(fate.made))
-                elif not (fate.is_open and self._context.storage.capabilities.lingering):
-                    self._attempts = ()
-            return bool(self._attempts)
-
-    def _become(self, snapshot: Snapshot) -> None:
-        """Stand on the commit that was made. Done again from the start where an interrupt comes between."""
-        self._unacknowledged = snapshot.id
-        self._begin(snapshot)
-        self._tip = None
-        self._attempts = ()
+        return False
 
     # -- nodes
+
+    @abstractmethod
+    def set_document(self, path: str, data: bytes) -> None:
+        """Create a node, or replace its document."""
+
+    @abstractmethod
+    def delete_nodes(self, paths: Sequence[str]) -> None:
+        """Remove nodes with all their chunks."""
+
+    @abstractmethod
+    def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
+    ) -> str:
+        """Make the changes the branch's next snapshot, and give its id."""
 
     def find_node(self, path: str) -> Node | None:
         """Find a node as the session sees it."""
@@ -246,34 +191,6 @@ class BaseSession(OfOneProcess):
                 f"Restore the file from a copy, or open an earlier snapshot.",
                 key=key,
             ) from error
-
-    def set_document(self, path: str, data: bytes) -> None:
-        """Create a node, or replace its document."""
-        document = parse_document(data, path=path)
-        with self._lock:
-            self._check_writable()
-            self._staging.set_document(path, document, self.attributes_of)
-            self._forget(path)
-
-    def _forget(self, path: str) -> None:
-        self._staging.views.pop(path, None)
-
-    def delete_nodes(self, paths: Sequence[str]) -> None:
-        """Remove nodes with all their chunks."""
-        with self._lock:
-            self._check_writable()
-            for path in paths:
-                self._staging.delete_node(path)
-                self._forget(path)
-
-    def move(self, from_path: str, to_path: str) -> None:
-        """Give a node, and all below it, another path; chunks stay where they are."""
-        with self._lock:
-            self._check_writable()
-            if self.find_node(from_path) is None:
-                raise NodeNotFoundError(f"there is no node {from_path!r} to move", path=from_path)
-            self._staging.move_node(from_path, to_path)
-            self._staging.views.clear()
 
     def find_array(self, path: str) -> ArrayView | None:
         """Find an array, or None."""
@@ -308,24 +225,17 @@ class BaseSession(OfOneProcess):
 
     def find_chunk(self, view: ArrayView, coord: tuple[int, ...]) -> ChunkRef | bytes | None:
         """Find a chunk: its reference, its bytes while they wait in memory, or None."""
-        delta = self._staging.deltas.get(view.node.id)
-        if delta is not None:
-            said, staged = delta.find(coords.encode_one(coord))
-            if said:
-                return staged
-            runs = delta.runs
-            if len(runs) and runs.hold(coord):
-                found = find_ref(self._context.files, runs.array_id, runs.inventories, coord)
-                if found is not None:
-                    return found
-            if not delta.keeps(coord):
-                return None
+        staged = self._staging.arrays.get(view.node.id)
+        if staged is not None:
+            found = staged.find(self._context.files, coord)
+            if found is not UNSAID:
+                return found  # type: ignore[return-value]
         return find_ref(self._context.files, view.node.id, view.node.inventories, coord)
 
     def chunk_coordinates(self, array_path: str) -> Iterator[npt.NDArray[np.uint64]]:
         """Give the coordinates of all chunks that an array has, in batches of n × dimensions."""
         view = self.get_array(array_path)
-        return chunk_coordinates(self._context.files, view, self._staging.deltas.get(view.node.id))
+        return chunk_coordinates(self._context.files, view, self._staging.arrays.get(view.node.id))
 
     def chunk_references(
         self, array_path: str, batch_size: int = BATCH_ROWS
@@ -338,8 +248,8 @@ class BaseSession(OfOneProcess):
         :meth:`set_references`. Bytes that this session has not written yet count as inline.
         """
         view = self.get_array(array_path)
-        delta = self._staging.deltas.get(view.node.id)
-        return chunk_batches(self._context.files, view, delta, batch_size)
+        staged = self._staging.arrays.get(view.node.id)
+        return chunk_batches(self._context.files, view, staged, batch_size)
 
     def manifests(self) -> Iterator[pa.RecordBatch]:
         """List the manifests of the snapshot that this session began on, in batches.
@@ -385,7 +295,7 @@ class BaseSession(OfOneProcess):
             if waits and not self._writer.is_inline(size_bytes):
                 self._waiting_bytes += size_bytes
             self._unchecked += 1
-            self._staging.delta(node_id).entries[key] = value
+            self._staging.chunks_of(node_id).entries[key] = value
             many = self._unchecked >= _ENTRIES_CHECKED
         if self._waiting_bytes >= self._writer.file_size or many:
             self._make_room()
@@ -393,19 +303,28 @@ class BaseSession(OfOneProcess):
     def _make_room(self) -> None:
         """Write what waits in memory, where that has become much."""
         with self._lock:
-            deltas = self._staging.deltas
+            arrays = self._staging.arrays
             waiting = self._staging.waiting(self._writer)
             # what came in is not all there any more: some of it may be overwritten
-            held = chain.from_iterable(delta.entries.values() for delta in waiting.values())
+            held = chain.from_iterable(staged.entries.values() for staged in waiting.values())
             self._waiting_bytes = sum(map(len, held))  # type: ignore[arg-type]
             many = self._unchecked >= _ENTRIES_CHECKED
             if many or self._waiting_bytes * 2 >= self._writer.file_size:
                 self._write(waiting)
                 self._unchecked = 0
-            for node_id in sorted(deltas, key=lambda each: -len(deltas[each].entries)):
+            for node_id in sorted(arrays, key=lambda each: -len(arrays[each].entries)):
                 # each once: deletions stay, however many they are
-                if sum(len(delta.entries) for delta in deltas.values()) > _MOST_ENTRIES:
-                    write_entries(self._context, deltas[node_id], node_id)
+                if sum(len(staged.entries) for staged in arrays.values()) > _MOST_ENTRIES:
+                    self._spill(node_id)
+
+    def _spill(self, node_id: int) -> None:
+        """Make a bulk write of an array's single writes, because they have become many; deletions stay."""
+        staged = self._staging.arrays[node_id]
+        alone = {node_id: StagedChunks(entries=staged.entries)}
+        rows = in_columns(alone).rows
+        if rows.num_rows:
+            writer = ManifestWriter(self._context.storage, new_id)
+            staged.spill(spilled(rows, node_id, writer))
 
     def _write_waiting(self) -> None:
         """Write the chunks that wait in memory into chunk files."""
@@ -413,11 +332,11 @@ class BaseSession(OfOneProcess):
             if self._waiting_bytes:
                 self._write(self._staging.waiting(self._writer))
 
-    def _write(self, waiting: Mapping[int, ArrayDelta]) -> None:
-        gathered = settle(waiting, self._writer).gathered
-        if gathered is not None:
-            gathered.finish()
-            gathered.take_over(self._staging.deltas)
+    def _write(self, waiting: Mapping[int, StagedChunks]) -> None:
+        pending = in_columns(waiting, self._writer).pending
+        if pending is not None:
+            pending.finish()
+            pending.take_over(self._staging.arrays)
         self._waiting_bytes = 0
 
     def delete_chunk(self, path: str, coord: tuple[int, ...]) -> None:
@@ -430,7 +349,7 @@ class BaseSession(OfOneProcess):
             # what others do to the chunk matters even where there is none; in a new array there are no others
             if self._staging.is_committed(view.node.id) or self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
-                self._staging.delta(view.node.id).entries[key] = None
+                self._staging.chunks_of(view.node.id).entries[key] = None
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
@@ -441,7 +360,7 @@ class BaseSession(OfOneProcess):
             if not view.grid.contains(coord):
                 raise _outside(path, coord, view)
             key = coords.encode_one(coord)
-            self._staging.delta(view.node.id).entries[key] = ref
+            self._staging.chunks_of(view.node.id).entries[key] = ref
 
     def set_references(
         self, array_path: str | None, references: Any, *, duplicates: str = "error"
@@ -503,131 +422,21 @@ class BaseSession(OfOneProcess):
         """Lay references over what is staged."""
         with self._lock:
             for each in references:
-                node_id = each.node_id
-                delta = self._staging.delta(node_id)
-                if len(each.runs):
-                    add_runs(self._context, delta, node_id, each.runs, each.sizes)
-                if each.table.num_rows:
-                    delta.add_table(each.table)
-
-    # -- commit
+                self._staging.chunks_of(each.node_id).add(each.bulk)
 
     def _log_of(self, staging: Staging) -> TransactionLog:
         return log_of(staging.base, self._changes_of(staging))
 
     def _changes_of(self, staging: Staging, writer: PayloadWriter | None = None) -> Changes:
         """Put everything staged into columns; a writer begins to put what waits in memory into chunk files."""
-        settle_runs(self._context, staging.deltas)
-        unshare(self._context, staging)
+        merge_all(self._context, staging.arrays)
         return Changes(
             overlay=staging.overlay,
-            chunks=settle(staging.deltas, writer, aside=True),
+            chunks=in_columns(staging.arrays, writer, aside=True),
             next_node_id=staging.next_node_id,
             attributes_before=staging.attributes_before(self.attributes_of),
             is_placement=self._is_placement,
         )
-
-    def place_only(self) -> None:
-        """Say that every reference staged here names the bytes that the chunk has already.
-
-        Such a commit changes no value, so it gives way to whatever others do.
-        """
-        self._is_placement = True
-
-    def commit(
-        self,
-        message: str,
-        metadata: Mapping[str, Any] | None = None,
-        *,
-        rebase_with: ConflictSolver | None = None,
-        rebase_tries: int = 1000,
-        allow_empty: bool = False,
-    ) -> str:
-        """Make the changes the branch's next snapshot, and give its id; then the session is read-only.
-
-        After an interrupt, or an error that leaves open whether the commit was made, it can be called again: where
-        the first call made the commit, with its own message, that one's id is given.
-
-        Raises
-        ------
-        ConflictError
-            The branch has moved; the changes are kept, to be rebased.
-        RebaseFailedError
-            With ``rebase_with``: somebody changed the same things.
-        InvalidInputError
-            Nothing was changed, and ``allow_empty`` is False.
-        """
-        with self._lock:
-            self._find_out()
-            if self._unacknowledged is None:
-                self._get_tip()
-                if self._staging.is_empty and not allow_empty:
-                    raise InvalidInputError(
-                        "there are no changes to commit; allow_empty=True makes a snapshot all the same"
-                    )
-                check_message(message, metadata)
-            tries = 0
-            while self._unacknowledged is None:
-                try:
-                    self._commit_once(message, metadata or {})
-                except CorruptFileError:
-                    self._context.catalog.check_identity()  # no damage, if it is another repository's
-                    raise
-                except ConflictError:
-                    self._find_out()
-                    if self._unacknowledged is not None:
-                        break  # it lost to an earlier attempt of this very session
-                    tries += 1
-                    if rebase_with is None or tries > rebase_tries:
-                        raise
-                    self.rebase(rebase_with)
-            snapshot_id, self._unacknowledged = self._unacknowledged, None
-            return snapshot_id
-
-    def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> None:
-        tip = self._get_tip()
-        changes = self._changes_of(self._staging, self._writer)
-        gathered = changes.chunks.gathered
-        try:
-            planned = committing.plan(
-                self._context,
-                tip,
-                self._staging.base,
-                changes,
-                message=message,
-                properties=metadata,
-                started_at=self._started_at,
-            )
-            committing.write(self._context, tip, planned, gathered)
-            self._attempts = (*self._attempts, planned.snapshot.id)
-            committing.publish(self._context, tip, planned)
-        except BaseException:
-            if gathered is not None and gathered.is_written():  # once is enough
-                gathered.take_over(self._staging.deltas)
-                self._waiting_bytes = 0
-            raise
-        self._become(planned.snapshot)
-
-    def rebase(self, solver: ConflictSolver) -> None:
-        """Put the changes on top of what the branch has become.
-
-        Raises
-        ------
-        RebaseFailedError
-            A commit changed the same things, and the solver did not settle it.
-        """
-        with self._lock:
-            self._check_writable()
-            self._write_waiting()
-            moved = Rebase(self._context, self._staging, self._log_of)
-            try:
-                tip = moved.run(self._get_tip(), None if self._is_placement else solver)
-            except RebaseFailedError:
-                self._staging = moved.staging  # it stands on the last commit that made no conflict
-                raise
-            # in this order: changes on an old base must never meet a newer tip
-            self._staging = moved.staging
-            self._tip = tip
 
 
 def _outside(path: str, coord: tuple[int, ...], view: ArrayView) -> InvalidInputError:

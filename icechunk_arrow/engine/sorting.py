@@ -122,7 +122,15 @@ class GridOrder:
         return boxes * np.uint64(self._box_volume) + _place_in(inner, self._box)
 
     def boxes(self, keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """Tell in which box each of some keys lies."""
+        """Tell in which box each of some keys lies.
+
+        Why that is right: a key is the place of a chunk in the order of gathering. Where boxes are numbered first
+        (``boxes * volume + place within``), or follow one another in plain C order because nothing but the slowest
+        axis that is longer than one is cut, all keys of a box are neighbours, and one division tells which it is.
+        Where keys are bytes and boxes do not keep the order of coordinates, the number of the box is the first
+        word of the key. In all other cases the key is the place of the chunk in C order, or its indices as words,
+        and the box follows from the indices as when the key was made.
+        """
         if self._in_rows:
             found: npt.NDArray[np.uint64] = keys // np.uint64(self._box_volume)
             return found

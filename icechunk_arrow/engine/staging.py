@@ -1,211 +1,34 @@
 """What a session has changed so far and not committed: nodes and chunks over a base snapshot.
 
 Owns the picture of "base plus changes" that a session reads through, in memory; does no reading or writing.
-Not safe for threads by itself: the session holds the lock.
-
-Small writes are single entries, bulk writes sorted tables, and large ones *runs*: manifests that are written
-already and that no snapshot names yet. Newer wins: entries over tables, later tables over earlier ones, these
-over runs, which have no chunk in common, and all over the base.
+Not safe for threads by itself: the session holds the lock. What is staged of one array's chunks is the business of
+``engine.segments``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import compress, islice, takewhile
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
-from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import (
-    CHUNK_SCHEMA,
-    ChunkRef,
-    concat_sorted,
-    extent_of_grid,
-    keep_rows,
-    member_mask,
-    with_array_id,
-)
-from icechunk_arrow.core.columns import from_numpy, from_values, one_array
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.core.snapshot import Node
+from icechunk_arrow.engine.segments import StagedChunks
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from icechunk_arrow.core.documents import ArrayColumns
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.inventories import Inventories
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.payloads import PayloadWriter
     from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["NO_RUNS", "ArrayDelta", "Runs", "Staging"]
-
-_ABSENT = object()
-_BINARY = CHUNK_SCHEMA.field("coord").type
-Staged = ChunkRef | bytes | None
-"""A reference, bytes that are not written yet, or None for a deleted chunk."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Runs:
-    """Manifests of one array that a session wrote and no snapshot names; no chunk stands in two of them."""
-
-    inventories: Inventories = NO_INVENTORIES
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    array_id: int = 0
-    """The array that their rows are marked with; after a rebase the array may have another id."""
-    kept: tuple[int, ...] | None = None
-    """Rows outside this many chunks along each dimension are void: the array shrank."""
-
-    def __len__(self) -> int:
-        return len(self.inventories)
-
-    def hold(self, coord: tuple[int, ...]) -> bool:
-        """Whether a chunk that is there, if it is, still counts."""
-        return self.kept is None or all(i < n for i, n in zip(coord, self.kept, strict=True))
-
-
-NO_RUNS = Runs()
-
-
-@dataclass(kw_only=True, eq=False)
-class ArrayDelta:
-    """Uncommitted chunks of one array."""
-
-    entries: dict[bytes, Staged] = field(default_factory=dict)
-    tables: list[pa.Table] = field(default_factory=list)
-    runs: Runs = NO_RUNS
-    """Entries and tables cover rows of these."""
-    kept: tuple[int, ...] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is staged."""
-        return not (self.entries or self.tables or len(self.runs) or self.kept is not None)
-
-    def find(self, coord: bytes) -> tuple[bool, Staged]:
-        """Whether the session says anything of a chunk, and what."""
-        staged = self.entries.get(coord, _ABSENT)
-        if staged is not _ABSENT:
-            return True, staged  # type: ignore[return-value]
-        for table in reversed(self.tables):
-            column = one_array(table["coord"])
-            row = bisect_left(range(len(column)), coord, key=lambda i: column[i].as_py())
-            if row < len(column) and column[row].as_py() == coord:
-                return True, ref_of_row(table, row)
-        return False, None
-
-    def keeps(self, coord: tuple[int, ...]) -> bool:
-        """Whether a chunk of the base is still there after the array shrank."""
-        kept = self.kept
-        return kept is None or all(i < n for i, n in zip(coord, kept, strict=True))
-
-    def void_in_runs(self) -> ChunkSet:
-        """Tell which rows of the runs do not count, for newer ones or because the array shrank."""
-        present, gone = self.coordinates()
-        kept = self.runs.kept
-        return ChunkSet.of(
-            self.runs.inventories.starts.shape[1],
-            written=present,
-            deleted=gone,
-            outside=None if kept is None else extent_of_grid(kept),
-        )
-
-    def forget(self, covered: ChunkSet) -> None:
-        """Drop entries and tables that something newer covers."""
-        keys = list(self.entries)
-        for key, gone in zip(keys, covered.mask(from_values(keys, _BINARY)).tolist(), strict=True):
-            if gone:
-                del self.entries[key]
-        kept = []
-        for table in self.tables:
-            mask = ~covered.mask(one_array(table["coord"]))
-            if mask.any():
-                kept.append(keep_rows(table, mask))
-        self.tables = kept
-
-    def add_table(self, table: pa.Table) -> None:
-        """Lay many references over what was there."""
-        # first, so that a reader in another thread never sees less than what was there before
-        self.tables.append(table)
-        if self.entries:
-            column = one_array(table["coord"])
-            staged = from_values(list(self.entries), _BINARY)
-            covered = member_mask(staged, column)
-            for key, gone in zip(list(self.entries), covered.tolist(), strict=True):
-                if gone:
-                    del self.entries[key]
-
-    def shrink(self, counts: tuple[int, ...]) -> None:
-        """Drop what lies outside a smaller grid, for ever."""
-        self.kept = _smaller(self.kept, counts)
-        if len(self.runs):
-            self.runs = replace(self.runs, kept=_smaller(self.runs.kept, counts))
-        limit = np.array(counts, np.uint64)
-        self.entries = {
-            coord: value
-            for coord, value in self.entries.items()
-            if all(i < n for i, n in zip(coords.decode_one(coord), counts, strict=True))
-        }
-        inside = [
-            np.all(coords.decode(one_array(table["coord"]), len(counts)) < limit, axis=1)
-            for table in self.tables
-        ]
-        self.tables = [keep_rows(t, m) for t, m in zip(self.tables, inside, strict=True) if m.any()]
-
-    def coordinates(self) -> tuple[pa.Array, pa.Array]:
-        """Coordinates of chunks that are staged in memory, and of those that are deleted."""
-        entries = list(self.entries.items())
-        present = from_values([key for key, value in entries if value is not None], _BINARY)
-        gone = from_values([key for key, value in entries if value is None], _BINARY)
-        for table in reversed(self.tables):
-            column = one_array(table["coord"])
-            new = ~(member_mask(column, present) | member_mask(column, gone))
-            present = pa.concat_arrays([present, column.filter(from_numpy(new, pa.bool_()))])
-        return present, gone
-
-    def merged(self, array_id: int, refs: pa.Table, deleted: pa.Array) -> pa.Table:
-        """Lay the references that were staged one by one, and what was deleted, over the tables."""
-        tables = [refs] if refs.num_rows else []
-        for table in reversed(self.tables):
-            rest = with_array_id(table, array_id)
-            for cover in (*tables, None):
-                over = deleted if cover is None else one_array(cover["coord"])
-                if len(over) and rest.num_rows:
-                    rest = keep_rows(rest, ~member_mask(rest["coord"], over))
-            if rest.num_rows:
-                tables.append(rest)
-        return concat_sorted(tables)
-
-
-def _smaller(kept: tuple[int, ...] | None, counts: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(min(a, b) for a, b in zip(kept or counts, counts, strict=True))
-
-
-def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
-    """Read one reference of a table in memory."""
-    line = {name: table[name][row] for name in CHUNK_SCHEMA.names}
-    modified = line["last_modified"]
-    inline = line["inline_data"].as_py()
-    return ChunkRef(
-        inline=inline,
-        file=line["chunk_file"].as_py(),
-        offset=line["offset"].as_py() or 0,
-        length=line["length"].as_py(),
-        etag=line["etag"].as_py(),
-        last_modified=modified.value if modified.is_valid else None,
-        crc32c=line["crc32c"].as_py(),
-        sums_crc32c=line["sums_crc32c"].as_py(),
-    )
+__all__ = ["Staging"]
 
 
 class Staging:
@@ -217,27 +40,23 @@ class Staging:
         self._parents: set[str] = set()
         self._kinds: dict[ArrayColumns, ArrayColumns] = {}
         """Arrays that are alike share what is known of them."""
-        self.deltas: dict[int, ArrayDelta] = {}
+        self.arrays: dict[int, StagedChunks] = {}
+        """By id: arrays of which chunks are staged."""
         self.next_node_id = base.facts.next_node_id
         self.views: dict[str, ArrayView | None] = {}
         """Arrays that were looked for, as they stand now; kept here, so that they never outlive what they show."""
-        self.shared_runs: dict[str, frozenset[int]] = {}
-        """Manifests among the runs that hold rows of several arrays, and of which."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was changed."""
-        return not self.overlay and not self.deltas
+        return not self.overlay and not self.arrays
 
     def copy(self) -> Staging:
         """Give the same changes, to go back to."""
         made = Staging(self.base)
         made.overlay, made._parents = dict(self.overlay), set(self._parents)
-        made.deltas = {
-            node_id: replace(delta, entries=dict(delta.entries), tables=list(delta.tables))
-            for node_id, delta in self.deltas.items()
-        }
-        made.next_node_id, made.shared_runs = self.next_node_id, dict(self.shared_runs)
+        made.arrays = {node_id: staged.copy() for node_id, staged in self.arrays.items()}
+        made.next_node_id = self.next_node_id
         return made
 
     def is_committed(self, node_id: int) -> bool:
@@ -264,20 +83,20 @@ class Staging:
             assert node is not None
             yield node
 
-    def delta(self, node_id: int) -> ArrayDelta:
+    def chunks_of(self, node_id: int) -> StagedChunks:
         """Uncommitted chunks of an array, to be changed."""
-        found = self.deltas.get(node_id)
+        found = self.arrays.get(node_id)
         if found is None:
-            found = self.deltas[node_id] = ArrayDelta()
+            found = self.arrays[node_id] = StagedChunks()
         return found
 
-    def waiting(self, writer: PayloadWriter) -> dict[int, ArrayDelta]:
-        """Give all bytes that wait to be gathered into chunk files, and nothing else."""
+    def waiting(self, writer: PayloadWriter) -> dict[int, StagedChunks]:
+        """Give all bytes among the newest single writes that wait to be gathered into chunk files."""
         found = {}
-        for node_id, delta in self.deltas.items():
-            waits = writer.waiting(delta.entries.values())
+        for node_id, staged in self.arrays.items():
+            waits = writer.waiting(staged.entries.values())
             if any(waits):
-                found[node_id] = ArrayDelta(entries=dict(compress(delta.entries.items(), waits)))
+                found[node_id] = StagedChunks(entries=dict(compress(staged.entries.items(), waits)))
         return found
 
     def set_document(
@@ -376,14 +195,14 @@ class Staging:
     def _resize(self, node: Node, grid: Grid) -> None:
         before = node.grid.chunk_counts
         if any(new < old for new, old in zip(grid.chunk_counts, before, strict=True)):
-            self.delta(node.id).shrink(grid.chunk_counts)
+            self.chunks_of(node.id).shrink(grid.chunk_counts)
 
     def delete_node(self, path: str) -> None:
         """Remove a node, with all its chunks; what is below it stays."""
         node = self.find_node(path)
         if node is None:
             return
-        self.deltas.pop(node.id, None)
+        self.arrays.pop(node.id, None)
         if path in self.base.rows_by_path:
             self.overlay[path] = None
         else:

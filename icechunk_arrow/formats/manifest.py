@@ -17,9 +17,6 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
-    HAS_CHECKS,
-    HAS_CRC,
-    HAS_SUMS,
     STATISTICS,
     WIDE,
     chunk_table,
@@ -38,6 +35,12 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
     widened,
+)
+from icechunk_arrow.core.manifest_columns import (
+    COLUMNS,
+    MISSING,
+    STATISTICS_COLUMNS,
+    schema_of,
 )
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
@@ -72,40 +75,13 @@ MAX_ROWS = 2**32 - 1
 ROW_GROUP_ROWS = 16_384
 """Measured on a million references: a cold look-up costs 1.3 ms at this size, 3.6 ms at four times it."""
 _ROW_GROUP_BYTES = 1 << 20
-DICTIONARY_COLUMNS = ("array_id", "chunk_file")
-_NUMBERS = frozenset({"id", "offset", "length"})
+DICTIONARY_COLUMNS = tuple(each.name for each in COLUMNS if each.dictionary)
+_ENCODINGS = {each.name: each.encoding for each in COLUMNS if each.encoding is not None}
+_INDEXED = [each.name for each in COLUMNS if each.indexed]
+_PACKED = "DELTA_BINARY_PACKED"
 _PLACES = ("inline_data", "chunk_file", "offset")
 _WIDTH = "icechunk.width"
-_MISSING = "missing"
 _MARKERS = "icechunk.missing-markers"
-
-
-def schema_of(flags: int) -> pa.Schema:
-    """Give the Arrow schema of a manifest file with these form flags."""
-    length = pa.uint64() if flags & WIDE else pa.uint32()
-    fields = [
-        pa.field("id", pa.uint32(), nullable=False),
-        pa.field("array_id", pa.uint32(), nullable=False),
-        pa.field("coord", pa.binary(), nullable=False),
-        pa.field("inline_data", pa.binary()),
-        pa.field("chunk_file", pa.string()),
-        pa.field("offset", pa.uint64()),
-        pa.field("length", length, nullable=False),
-    ]
-    if flags & HAS_CHECKS:
-        fields += [
-            pa.field("etag", pa.string()),
-            pa.field("last_modified", pa.timestamp("us", "UTC")),
-        ]
-    if flags & (HAS_CRC | HAS_SUMS):
-        fields.append(pa.field("crc32c", pa.uint32()))
-    if flags & HAS_SUMS:
-        fields.append(pa.field("sums_crc32c", pa.uint32()))
-    return pa.schema(fields)
-
-
-STATISTICS_COLUMNS = tuple(field for field in STATISTICS.type if field.name != _MISSING)
-"""What may stand behind the other columns, each where some row has it."""
 
 
 SCHEMA = schema_of(0)
@@ -187,12 +163,7 @@ def encode(table: pa.Table, identifier: str) -> bytes:
         facts[_MARKERS] = markers
     fields += [pa.field(name, values.type) for name, values in statistics.items()]
     columns += statistics.values()
-    encodings = {
-        "id": "DELTA_BINARY_PACKED",
-        "coord": "DELTA_BYTE_ARRAY",
-        "offset": "DELTA_BINARY_PACKED",
-        "length": "DELTA_BINARY_PACKED",
-    }
+    encodings = dict(_ENCODINGS)
     if not use_dictionary:
         encodings["chunk_file"] = "DELTA_BYTE_ARRAY"
     return envelope.write(
@@ -204,11 +175,11 @@ def encode(table: pa.Table, identifier: str) -> bytes:
         settings={
             # packed numbers are as small as they get; level 1 finds those that are all alike
             "compression_level": {
-                field.name: 1 if field.name in _NUMBERS else 3 for field in fields
+                field.name: 1 if encodings.get(field.name) == _PACKED else 3 for field in fields
             },
             "use_dictionary": [name for name in DICTIONARY_COLUMNS if name not in encodings],
             "column_encoding": encodings,
-            "write_statistics": ["array_id", "coord"],
+            "write_statistics": _INDEXED,
             "write_page_index": True,
         },
     )
@@ -223,7 +194,7 @@ def _settled(table: pa.Table) -> tuple[dict[str, pa.Array], str]:
     columns = dict(known_statistics(table))
     if not columns:
         return {}, ""
-    marks = one_array(table[STATISTICS.name]).field(_MISSING)
+    marks = one_array(table[STATISTICS.name]).field(MISSING.name)
     if marks.null_count == len(marks):
         return columns, ""
     ids = to_numpy(table["array_id"])
@@ -258,7 +229,7 @@ def _statistics(table: pa.Table, sealed: Sealed) -> pa.Array | None:
         else pa.nulls(table.num_rows, field.type)
         for field in STATISTICS_COLUMNS
     }
-    found[_MISSING] = _marks(table, sealed)
+    found[MISSING.name] = _marks(table, sealed)
     return pa.StructArray.from_arrays(
         [found[f.name] for f in STATISTICS.type], fields=list(STATISTICS.type)
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icechunk_arrow.core.chunks import HAS_CHECKS, HAS_CRC, HAS_SUMS, WIDE
+from icechunk_arrow.core.manifest_columns import COLUMNS, HAS_CHECKS, HAS_CRC, HAS_SUMS, WIDE
 from icechunk_arrow.formats import (
     attributes,
     facts,
@@ -27,7 +27,7 @@ from icechunk_arrow.formats import (
 from icechunk_arrow.formats.envelope import SPEC_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from icechunk_arrow.formats.layout import FileKind
 
@@ -42,11 +42,16 @@ def published() -> dict[str, str]:
         for flags in (every, every | WIDE)
     )
     always = manifest.SCHEMA.names
+    meanings = {each.name: each.meaning for each in COLUMNS}
     found = {
         "structure.json": _arrow(structure.KIND, structure.SCHEMA, width="narrow"),
         "structure-wide.json": _arrow(structure.KIND, structure.WIDE_SCHEMA, width="wide"),
-        "manifest.json": _arrow(manifest.KIND, narrow, width="narrow", always=always),
-        "manifest-wide.json": _arrow(manifest.KIND, wide, width="wide", always=always),
+        "manifest.json": _arrow(
+            manifest.KIND, narrow, width="narrow", always=always, meanings=meanings
+        ),
+        "manifest-wide.json": _arrow(
+            manifest.KIND, wide, width="wide", always=always, meanings=meanings
+        ),
         "attributes.json": _arrow(attributes.KIND, attributes.SCHEMA),
         "transaction.json": _arrow(
             transaction.KIND, transaction.FULL_SCHEMA, always=transaction.SCHEMA.names
@@ -73,6 +78,7 @@ def _arrow(
     *,
     width: str | None = None,
     always: Container[str] | None = None,
+    meanings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Describe a Parquet file: where it stands and its columns in order.
 
@@ -89,6 +95,9 @@ def _arrow(
         {**_field(field), "optional": always is not None and field.name not in always}
         for field in schema
     ]
+    if meanings is not None:
+        for column in described["columns"]:
+            column["description"] = meanings[column["name"]]
     return described
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
     conformed,
+    distinct,
     from_values,
     indices,
     list_lengths,
@@ -27,7 +28,7 @@ from icechunk_arrow.core.columns import (
     validity,
 )
 from icechunk_arrow.core.documents import ArrayColumns
-from icechunk_arrow.core.inventories import NO_ENTRIES, Entries
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.json_values import decode_json
 from icechunk_arrow.core.node_rows import NodeRows
 from icechunk_arrow.core.path_checks import fault_of_paths
@@ -48,11 +49,12 @@ from icechunk_arrow.formats.live_manifests import (
     check_extents,
     entries_column,
     read_entries,
-    with_entries,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from icechunk_arrow.formats.envelope import Sealed
     from icechunk_arrow.formats.facts import PackedNumbers
@@ -217,7 +219,7 @@ def with_changes(
     changed: Sequence[Node],
     manifest_sizes: Mapping[str, int],
     replaced: Collection[str] = (),
-    added: pa.Table | None = None,
+    added: Inventory = NO_INVENTORY,
 ) -> Snapshot:
     """Make the snapshot after ``base``: without removed node ids, with changed or new nodes.
 
@@ -226,11 +228,13 @@ def with_changes(
     """
     nodes_change = base is None or bool(changed) or bool(removed)
     rows = NodeRows.of(_rows_of(())) if base is None else base.rows
-    entries = NO_ENTRIES if base is None else base.entries
+    entries = NO_INVENTORY if base is None else base.entries
     if nodes_change:
         table, entries = _with_nodes(rows.table, entries, removed, changed)
         rows = NodeRows.of(table)
-    entries, touched = with_entries(entries, rows.ids, replaced, added)
+    entries, touched = _with_entries(entries, rows.ids, replaced, added)
+    if base is None or entries is not base.entries:
+        entries = entries.named()
     sizes = {name: manifest_sizes[name] for name in entries.manifests}
     if base is not None and not nodes_change:
         return replace(
@@ -251,9 +255,29 @@ def with_changes(
     return _snapshot(rows, entries, facts, extensions, sizes)
 
 
+def _with_entries(
+    base: Inventory,
+    node_ids: npt.NDArray[np.uint32],
+    replaced: Collection[str],
+    added: Inventory,
+) -> tuple[Inventory, set[int]]:
+    """Take the entries of some manifests out of a snapshot's, and put others in; tell which nodes' rows change.
+
+    ``node_ids`` are by row, ``added`` has ids as owners. An array's entries stay in the order of their extents.
+    """
+    kept = base.without(replaced)
+    touched = set() if kept is base else set(base.owners[base.of_manifests(replaced)].tolist())
+    if not len(added):
+        return kept, touched
+    by_id = np.argsort(node_ids)
+    owners = by_id[np.searchsorted(node_ids, added.owners, sorter=by_id)]
+    both = Inventory.united([kept, replace(added, owners=owners)])
+    return both.in_order(touched=distinct(owners)), touched | set(owners.tolist())
+
+
 def _with_nodes(
-    table: pa.Table, entries: Entries, removed: Iterable[int], changed: Sequence[Node]
-) -> tuple[pa.Table, Entries]:
+    table: pa.Table, entries: Inventory, removed: Iterable[int], changed: Sequence[Node]
+) -> tuple[pa.Table, Inventory]:
     gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
     kept = np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))
     both = pa.concat_tables([table.take(indices(kept)), _rows_of(changed)]).combine_chunks()
@@ -263,8 +287,13 @@ def _with_nodes(
     rows[places] = np.arange(len(places))
     moved = np.full(table.num_rows, -1)
     moved[kept] = rows[: len(kept)]
-    come = zip(rows[len(kept) :].tolist(), (node.inventories for node in changed), strict=True)
-    return both.take(order).combine_chunks(), entries.moved(moved).united(Entries.of(come))
+    come = [
+        node.inventories.owned_by(row)
+        for row, node in zip(rows[len(kept) :].tolist(), changed, strict=True)
+        if len(node.inventories)
+    ]
+    united = Inventory.united([entries.moved(moved), *come])
+    return both.take(order).combine_chunks(), united.in_order(touched=rows[len(kept) :])
 
 
 def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
@@ -274,7 +303,7 @@ def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
 
 def _snapshot(
     rows: NodeRows,
-    entries: Entries,
+    entries: Inventory,
     facts: SnapshotFacts,
     extensions: Mapping[int, dict[str, Any]],
     manifest_sizes: Mapping[str, int],
@@ -490,7 +519,7 @@ def _node_of(
         if reference is None
         else AttributesRef(identifier=file_id(reference["attrs_file"]), row=reference["row"]),
         extension=snapshot.extensions.get(node_id),
-        inventories=snapshot.entries.of_row(row),
+        inventories=snapshot.entries.of_owner(row),
     )
 
 

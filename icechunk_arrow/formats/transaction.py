@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.chunks import extent_of_grid
+from icechunk_arrow.core.boxes import grid_box
 from icechunk_arrow.core.columns import (
     from_numpy,
     from_values,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.snapshot import SnapshotFacts
 
 __all__ = [
@@ -233,7 +233,7 @@ def _rows(log: TransactionLog) -> pa.Table:
             word: [file_name(each.manifest) for _, each in some] for word, some in at_once.items()
         },
         "extent": {
-            "truncate_chunks": [*map(extent_of_grid, chunks.kept.values())],
+            "truncate_chunks": [*map(grid_box, chunks.kept.values())],
             "delete_chunks": [each.extent for _, each in cleared],
             **{word: [each.extent for _, each in some] for word, some in at_once.items()},
         },
@@ -537,7 +537,7 @@ def _bulk_write(row: dict[str, Any]) -> BulkWrite:
     )
 
 
-def _extent(row: dict[str, Any]) -> Extent:
+def _extent(row: dict[str, Any]) -> Box:
     return tuple((start, stop) for start, stop in row["extent"])
 
 

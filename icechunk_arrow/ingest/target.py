@@ -14,7 +14,7 @@ from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from icechunk_arrow.engine.session import BaseSession
+    from icechunk_arrow.engine.branch_session import BranchSession
     from icechunk_arrow.ingest.source import Hierarchy
 
 
@@ -56,7 +56,7 @@ def _doubled(path: str) -> InvalidInputError:
 
 
 def make_nodes(
-    session: BaseSession,
+    session: BranchSession,
     groups: Mapping[str, Mapping[str, Any]],
     arrays: Mapping[str, Mapping[str, Any]],
     *,

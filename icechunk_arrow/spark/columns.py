@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.predicates import Predicate
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession
 
     Mask = npt.NDArray[np.bool_]
 
@@ -183,7 +183,7 @@ def node_path(path: str) -> str:
     return "/" + path.strip("/")
 
 
-def open_array(session: Session, path: str, mode: Literal["r", "r+"] = "r") -> Any:
+def open_array(session: OpenSession, path: str, mode: Literal["r", "r+"] = "r") -> Any:
     """Open an array with zarr, or ``NodeNotFoundError``."""
     session.get_array(path)
     return zarr.open_array(store=session.store, path=path.strip("/"), mode=mode, zarr_format=3)
@@ -212,7 +212,7 @@ class Dimension:
         return self.values[start:stop] if len(positions) == stop - start else self.values[positions]
 
 
-def dimensions_of(session: Session, path: str, array: Any) -> list[Dimension]:
+def dimensions_of(session: OpenSession, path: str, array: Any) -> list[Dimension]:
     """Describe the dimensions of an array, in order.
 
     A dimension's coordinate is the array of one dimension that is named as it, in the same group or the nearest
@@ -257,7 +257,9 @@ def selected(
     ]
 
 
-def _find_coordinate(session: Session, path: str, name: str, length: int) -> tuple[str, Any] | None:
+def _find_coordinate(
+    session: OpenSession, path: str, name: str, length: int
+) -> tuple[str, Any] | None:
     folder = path
     while folder and "/" not in name:
         folder = folder.rpartition("/")[0]

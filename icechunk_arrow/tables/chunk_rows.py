@@ -14,9 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.chunks import HAS_INLINE, HAS_NATIVE, HAS_VIRTUAL
+from icechunk_arrow.core.chunks import (
+    HAS_INLINE,
+    HAS_NATIVE,
+    HAS_VIRTUAL,
+    IS_VIRTUAL_SQL,
+    are_virtual,
+)
 from icechunk_arrow.core.columns import (
     distinct,
+    from_numpy,
     from_values,
     indices,
     one_array,
@@ -24,7 +31,7 @@ from icechunk_arrow.core.columns import (
     validity,
 )
 from icechunk_arrow.core.coord_lists import decode_lists
-from icechunk_arrow.formats.manifest import schema_of
+from icechunk_arrow.core.manifest_columns import schema_of
 from icechunk_arrow.tables.columns import int64, repeated, table_of
 from icechunk_arrow.tables.schemas import CHUNK_ROWS, INVENTORY, MANIFEST_ROWS, TABLES
 
@@ -158,13 +165,9 @@ def _scanned(source: Source, scan: Scan, *more: str, named: bool = False) -> str
 def _kind_and_location(scan: Scan, folder: str, dialect: Dialect) -> dict[str, str]:
     """Say of which kind a row's chunk is, and the URI of its file.
 
-    ``folder`` is what URIs of native chunks begin with. The length of a file's name tells those from virtual ones
-    nearly always.
+    ``folder`` is what URIs of native chunks begin with.
     """
-    length = dialect.byte_length
-    virtual = (
-        f"({length}(chunk_file) <> 20 OR contains(chunk_file, '/') OR contains(chunk_file, ':'))"
-    )
+    virtual = IS_VIRTUAL_SQL
     native = f"{folder} || chunk_file"
     if scan.has(HAS_NATIVE) and scan.has(HAS_VIRTUAL):
         kind = f"CASE WHEN {virtual} THEN 'virtual' ELSE 'native' END"
@@ -228,11 +231,11 @@ def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]
     kinds = np.zeros(count, np.int64)
     if not len(names):
         return repeated("inline", count), pa.nulls(count, pa.string())
-    far = pc.match_substring_regex(names, "[:/]")
+    far = are_virtual(names)
     there = validity(files)
     codes = to_numpy(files.indices).astype(np.int64)
-    kinds[there] = np.where(to_numpy(far)[codes[there]], 2, 1)
+    kinds[there] = np.where(far[codes[there]], 2, 1)
     native = pc.binary_join_element_wise(f"{root}/c", names, "/")
-    location = pc.take(pc.if_else(far, names, native), files.indices)
+    location = pc.take(pc.if_else(from_numpy(far, pa.bool_()), names, native), files.indices)
     words = from_values(["inline", "native", "virtual"], pa.string())
     return words.take(indices(kinds)), location

@@ -32,8 +32,6 @@ class Dialect:
     list_type: str
     struct_type: str
     struct_member: str
-    byte_length: str
-    """The function for the length of a text in bytes."""
     item_at: str
     """The function for the item of a list at a place from 1, null if there is none."""
     signed: str
@@ -115,7 +113,6 @@ DUCKDB = Dialect(
     list_type="{}[]",
     struct_type="STRUCT({})",
     struct_member="{} {}",
-    byte_length="strlen",
     item_at="list_extract",
     signed="CAST({0} AS BIGINT)",
     file_columns="parse_filename(filename, true) AS manifest, filename AS file",
@@ -154,7 +151,6 @@ SPARK = Dialect(
     list_type="ARRAY<{}>",
     struct_type="STRUCT<{}>",
     struct_member="{}: {}",
-    byte_length="octet_length",
     item_at="try_element_at",
     # a session may be told not to check its casts
     signed="CASE WHEN {0} > 9223372036854775807 THEN raise_error('{1} is above what a BIGINT holds') "

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from icechunk_arrow.core.chunks import (
-    HAS_CHECKS,
-    HAS_CRC,
     HAS_INLINE,
     HAS_NATIVE,
     HAS_VIRTUAL,
     WIDE,
 )
 from icechunk_arrow.core.columns import distinct
+from icechunk_arrow.core.manifest_columns import TABLES_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +36,8 @@ __all__ = [
     "plan_some_scans",
 ]
 
-_FORM = WIDE | HAS_CHECKS | HAS_CRC
+_FORM = WIDE | TABLES_FORM
+"""The flags that matter to whoever reads manifests for the tables."""
 _CONTENTS = HAS_INLINE | HAS_NATIVE | HAS_VIRTUAL
 _FEWEST_OWN = 4
 """An array with fewer manifests of its own is read with the others."""

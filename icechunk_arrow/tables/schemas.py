@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from icechunk_arrow.core.manifest_columns import IN_TABLES
+
 __all__ = [
     "CHANGES",
     "CHUNK_ROWS",
@@ -75,17 +77,15 @@ _NODES = _schema(
     ("logical_bytes", _NUMBER, "bytes of all elements; null where elements have no fixed size"),
     _SNAPSHOT,
 )
+_OF_MANIFESTS = [(each.name, each.in_tables, each.in_words) for each in IN_TABLES]
 _CHUNKS = _schema(
     ("path", _TEXT, "the array's path"),
     ("node_id", _NUMBER, "the array's id"),
     ("index", _NUMBERS, "place of the chunk in the grid, along each dimension"),
-    ("coord", pa.binary(), "the same as bytes, whose order is that of the indices"),
+    _OF_MANIFESTS[0],
     ("kind", _TEXT, "inline, native or virtual"),
     ("location", _TEXT, "URI of the file that the bytes are in; null for an inline chunk"),
-    ("offset", _NUMBER, "where they begin in it; null for an inline chunk"),
-    ("length", _NUMBER, "how many they are"),
-    ("etag", _TEXT, "what a virtual chunk's file must still have"),
-    ("last_modified", _TIME, "a virtual chunk's file must not be younger"),
+    *_OF_MANIFESTS[1:],
     ("manifest", _TEXT, "the manifest that says so"),
     _SNAPSHOT,
 )

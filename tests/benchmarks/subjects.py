@@ -111,7 +111,7 @@ def live_manifests(session: icechunk_arrow.Session) -> list[str]:
     found: dict[str, None] = {}
     for node in session._staging.base.nodes():
         if node.is_array:
-            found |= dict.fromkeys(node.inventories.manifests)
+            found |= dict.fromkeys(node.inventories.names)
     return list(found)
 
 

@@ -404,7 +404,7 @@ class HistoryMachine(RuleBasedStateMachine):
         assert not self.hand.session.has_uncommitted_changes
 
     def status(self, _: DataObject) -> None:
-        """Telling the changes changes nothing, though it settles runs."""
+        """Telling the changes changes nothing, though it merges segments."""
         assert str(self.hand.session.status()) is not None
 
     # -- commits

@@ -20,6 +20,7 @@ from icechunk_arrow import (
 )
 from icechunk_arrow.core import placement
 from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
+from icechunk_arrow.engine.segments import Bulk
 from icechunk_arrow.storage.open import open_storage
 from tests.conformance.history_machine import (
     GROUP,
@@ -293,8 +294,10 @@ def running(tiny: None) -> tuple[Repo, Hand]:
     place.commit(hand)
     hand = place.begin()
     hand.refer(["/a"], [row(0, 40)], last=False)
-    (delta,) = hand.session._staging.deltas.values()
-    assert len(delta.runs) > 1
+    (staged,) = hand.session._staging.arrays.values()
+    (bulk,) = staged.segments
+    assert isinstance(bulk, Bulk)
+    assert len(bulk.inventory) > 1
     return place, hand
 
 

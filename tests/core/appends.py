@@ -40,7 +40,7 @@ class Appends:
 
     def _placed(self, rows: Mapping[int, int]) -> Iterator[dict[int, int]]:
         """What `place` makes of so many rows; arrays are cut into full manifests and a rest."""
-        shapes = self.shapes.__getitem__
+        shapes = self.shapes
         for chosen, members in placement.groups_of(self.settings, rows, shapes):
             limit, size = placement.limit_of(chosen), sum(rows[each] for each in members)
             if size <= limit:
@@ -53,9 +53,9 @@ class Appends:
         """Merge what has gathered, as a commit does first; gives the rows written again."""
         live = Live(
             row_counts={name: sum(held.values()) for name, held in self.manifests.items()},
-            tenants=lambda names: {name: self.manifests[name] for name in names},
+            tenants=self.manifests,
         )
-        shapes = self.shapes.__getitem__
+        shapes = self.shapes
         rewritten = 0
         for unit in placement.choose_units(live, (), (), self.settings, shapes):
             total: Counter[int] = Counter()

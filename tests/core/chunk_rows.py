@@ -10,16 +10,17 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import chunks, coords
-from icechunk_arrow.core.chunks import DENSE, ChunkRef, volume
+from icechunk_arrow.core.boxes import volume
+from icechunk_arrow.core.chunks import DENSE, ChunkRef
 from icechunk_arrow.core.columns import from_values
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from tests.formats.kinds import ID
 from tests.refs import table_of_refs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 __all__ = [
     "Place",
@@ -41,29 +42,29 @@ small = st.integers(0, 5)
 
 
 @st.composite
-def boxes(draw: st.DrawFn, ndim: int) -> Extent:
+def boxes(draw: st.DrawFn, ndim: int) -> Box:
     """A small half-open range per dimension, never empty."""
     return tuple(
         (start, start + draw(st.integers(1, 4))) for start in [draw(small) for _ in range(ndim)]
     )
 
 
-def inside(extent: Extent) -> set[Place]:
+def inside(extent: Box) -> set[Place]:
     """All coordinates of an extent."""
     return set(itertools.product(*(range(start, stop) for start, stop in extent)))
 
 
-def meets(one: Extent, other: Extent) -> bool:
+def meets(one: Box, other: Box) -> bool:
     """Whether two extents have a coordinate in common."""
     return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def content_flags(table: pa.Table) -> int:
     """Flags that describe what kinds of references the rows are."""
-    return int(np.bitwise_or.reduce(chunks._kinds(table)))
+    return int(np.bitwise_or.reduce(chunks.kinds_of_rows(table)))
 
 
-def extent_around(places: Collection[Place]) -> Extent:
+def extent_around(places: Collection[Place]) -> Box:
     """The smallest extent."""
     return tuple((min(i), max(i) + 1) for i in zip(*places, strict=True))
 
@@ -85,7 +86,7 @@ def binary(places: Iterable[Place]) -> pa.Array:
     return from_values([coords.encode_one(p) for p in places], pa.binary())
 
 
-def entry_of(extent: Extent, manifest: str = ID, row_count: int | None = None) -> InventoryEntry:
+def entry_of(extent: Box, manifest: str = ID, row_count: int | None = None) -> InventoryEntry:
     """An entry, dense unless a number of rows is given; each row is a chunk of one byte."""
     count = volume(extent) if row_count is None else row_count
     flags = DENSE if count == volume(extent) else 0
@@ -94,6 +95,6 @@ def entry_of(extent: Extent, manifest: str = ID, row_count: int | None = None) -
     )
 
 
-def entries(extents: Sequence[Extent], ndim: int) -> Inventories:
+def entries(extents: Sequence[Box], ndim: int) -> Inventory:
     """Dense entries of manifests ``m0``, ``m1``, …: in the order of extents, as they stand in a node."""
-    return Inventories.of([entry_of(e, f"m{n}") for n, e in enumerate(extents)], ndim)
+    return Inventory.of([entry_of(e, f"m{n}") for n, e in enumerate(extents)], ndim)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import grid_box
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.inventory import Inventory
 from tests.core.chunk_rows import (
     Place,
     binary,
@@ -26,7 +27,7 @@ from tests.core.chunk_rows import (
 )
 
 if TYPE_CHECKING:
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 LARGEST = 2**62 - 1
 
@@ -38,11 +39,11 @@ class Parts:
     ndim: int
     written: set[Place]
     deleted: set[Place]
-    boxes: list[Extent]
-    runs: dict[str, tuple[Extent, set[Place]]]
-    outside: Extent | None
+    boxes: list[Box]
+    runs: dict[str, tuple[Box, set[Place]]]
+    kept: Place | None
 
-    grid: Extent | None = None
+    grid: Box | None = None
     """Something that no written place leaves; None where that is not said."""
 
     def chunk_set(self) -> ChunkSet:
@@ -52,14 +53,14 @@ class Parts:
             self.ndim,
             written=binary(sorted(self.written)),
             deleted=binary(sorted(self.deleted)),
-            runs=Inventories.of(runs, self.ndim),
+            runs=Inventory.of(runs, self.ndim),
             boxes=self.boxes,
-            outside=self.outside,
+            kept=self.kept,
             within=self.grid,
         )
 
     @property
-    def sparse(self) -> dict[str, tuple[Extent, set[Place]]]:
+    def sparse(self) -> dict[str, tuple[Box, set[Place]]]:
         """Runs with holes: which rows they have is not known without reading."""
         return {n: (e, rows) for n, (e, rows) in self.runs.items() if rows != inside(e)}
 
@@ -71,8 +72,8 @@ class Parts:
             or any(place in inside(box) for box in self.boxes)
             or any(place in rows for n, (_, rows) in self.runs.items() if n not in self.sparse)
             or (
-                self.outside is not None
-                and any(i >= stop for i, (_, stop) in zip(place, self.outside, strict=True))
+                self.kept is not None
+                and any(i >= count for i, count in zip(place, self.kept, strict=True))
             )
         )
 
@@ -81,7 +82,7 @@ class Parts:
         return self.known(place) or any(place in rows for _, rows in self.sparse.values())
 
 
-def grids_around(places: set[Place], ndim: int) -> st.SearchStrategy[Extent]:
+def grids_around(places: set[Place], ndim: int) -> st.SearchStrategy[Box]:
     """Grids that hold some places: those that they fill to the end, and larger ones."""
     most = [max((place[d] for place in places), default=0) for d in range(ndim)]
     return st.tuples(*(st.tuples(st.just(0), st.integers(n + 1, n + 3)) for n in most))
@@ -113,7 +114,7 @@ def parts(draw: st.DrawFn) -> Parts:
         deleted=draw(some),
         boxes=found,
         runs=runs,
-        outside=draw(st.none() | st.tuples(*[st.tuples(st.just(0), small)] * ndim)),
+        kept=draw(st.none() | st.tuples(*[small] * ndim)),
         grid=draw(st.none() | grids_around(written, ndim)),
     )
 
@@ -145,7 +146,7 @@ def test_membership_with_what_was_read(found: Parts, data: st.DataObject) -> Non
 def test_touching_is_exact(found: Parts, data: st.DataObject) -> None:
     """An entry is touched where a place of its extent belongs to the set, or may by a run's extent."""
     held = entries(data.draw(st.lists(boxes(found.ndim), max_size=6)), found.ndim)
-    touched = found.chunk_set().touching(held)
+    touched = found.chunk_set().touching(held.boxes)
 
     assert touched == [
         number
@@ -171,7 +172,7 @@ def test_a_covered_entry_has_nothing_that_stays(found: Parts, data: st.DataObjec
         covered = chunks.covers(entry_of(extent, row_count=1))
         assert not covered or all(found.known(place) for place in places)
         assert covered or not places <= filled
-        if found.outside is not None and not meets(extent, found.outside):
+        if found.kept is not None and not meets(extent, grid_box(found.kept)):
             assert covered
 
 
@@ -189,11 +190,11 @@ def test_what_fills_a_box_is_known_by_the_box() -> None:
 def test_several_boxes_cover_together() -> None:
     """What boxes of several runs cover adds up."""
     halves = [entry_of(((0, 3), (0, 4)), "m1"), entry_of(((3, 6), (0, 4)), "m2")]
-    both = ChunkSet.of(2, runs=Inventories.of(halves, 2))
+    both = ChunkSet.of(2, runs=Inventory.of(halves, 2))
 
     assert both.covers(entry_of(((1, 5), (1, 4)), row_count=3))
     assert not both.covers(entry_of(((1, 7), (1, 4)), row_count=3))
-    assert not ChunkSet.of(2, runs=Inventories.of(halves[:1], 2)).covers(entry_of(((1, 5), (1, 4))))
+    assert not ChunkSet.of(2, runs=Inventory.of(halves[:1], 2)).covers(entry_of(((1, 5), (1, 4))))
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
@@ -204,9 +205,9 @@ def test_scattered_chunks_touch_only_what_holds_them(ndim: int) -> None:
     held = entries([((n * 10, n * 10 + 10), *across) for n in range(count)], ndim)
     wanted = np.random.default_rng(7).choice(count, 100, replace=False)
     places = [(int(n) * 10 + int(n) % 10, *(3,) * (ndim - 1)) for n in wanted]
-    touched = ChunkSet.of(ndim, written=binary(places)).touching(held)
+    touched = ChunkSet.of(ndim, written=binary(places)).touching(held.boxes)
 
-    assert touched == sorted(int(held.starts[:, 0].searchsorted(n * 10)) for n in wanted)
+    assert touched == sorted(int(held.boxes.starts[:, 0].searchsorted(n * 10)) for n in wanted)
 
 
 def test_many_points_and_many_extents_are_compared_in_parts() -> None:
@@ -217,24 +218,24 @@ def test_many_points_and_many_extents_are_compared_in_parts() -> None:
     points = np.append(np.tile(free, 2), np.array([8 * 700 + 1], np.uint64)).reshape(-1, 1)
     chunks = ChunkSet.of(1, deleted=coords.encode(points))
 
-    assert len(points) * 900 > 1 << 22
-    assert [held[n].extent[0][0] for n in chunks.touching(held)] == [8 * 700]
+    assert len(points) * 900 > 1 << 20
+    assert [held[n].extent[0][0] for n in chunks.touching(held.boxes)] == [8 * 700]
     rows = [((n, n + 1),) for n in free.tolist()]
     boxed = ChunkSet.of(1, boxes=[*rows * 2, ((8 * 700, 8 * 700 + 1),)])
-    assert boxed.touching(held) == chunks.touching(held)
+    assert boxed.touching(held.boxes) == chunks.touching(held.boxes)
 
 
 def test_the_chunk_of_a_scalar() -> None:
     """An array without dimensions has one chunk, which is written or deleted, and never outside."""
     held = entries([()], 0)
     for chunks in (ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, deleted=binary([()]))):
-        assert chunks.touching(held) == [0]
+        assert chunks.touching(held.boxes) == [0]
         assert chunks.mask(binary([()])).tolist() == [True]
     run = ChunkSet.of(0, runs=held)
-    assert run.touching(held) == [0]
+    assert run.touching(held.boxes) == [0]
     assert run.covers(held[0])
-    for chunks in (ChunkSet.of(0), ChunkSet.of(0, outside=())):
-        assert chunks.touching(held) == []
+    for chunks in (ChunkSet.of(0), ChunkSet.of(0, kept=())):
+        assert chunks.touching(held.boxes) == []
         assert not chunks.covers(held[0])
         assert chunks.mask(binary([()])).tolist() == [False]
 
@@ -245,13 +246,13 @@ def test_places_far_out() -> None:
     held = entries([extent, ((0, 1), (0, 1))], 2)
     far = next(n for n in range(2) if held[n].extent == extent)
 
-    assert ChunkSet.of(2, deleted=binary([(LARGEST, 0)])).touching(held) == [far]
+    assert ChunkSet.of(2, deleted=binary([(LARGEST, 0)])).touching(held.boxes) == [far]
     box = ChunkSet.of(2, boxes=[extent])
-    assert box.touching(held) == [far]
+    assert box.touching(held.boxes) == [far]
     assert box.covers(held[far])
     assert box.mask(binary([(0, 0), (LARGEST, 0)])).tolist() == [False, True]
-    shrunk = ChunkSet.of(2, outside=((0, LARGEST), (0, 1)))
-    assert shrunk.touching(held) == [far]
+    shrunk = ChunkSet.of(2, kept=(LARGEST, 1))
+    assert shrunk.touching(held.boxes) == [far]
     assert not shrunk.covers(held[far])
 
 
@@ -259,5 +260,5 @@ def test_an_empty_set_touches_nothing() -> None:
     """Nothing written, nothing goes."""
     chunks = ChunkSet.of(2)
 
-    assert chunks.touching(entries([((0, 9), (0, 9))], 2)) == []
-    assert ChunkSet.of(2, outside=((0, 0), (0, 0))).touching(entries([], 2)) == []
+    assert chunks.touching(entries([((0, 9), (0, 9))], 2).boxes) == []
+    assert ChunkSet.of(2, kept=(0, 0)).touching(entries([], 2).boxes) == []

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import chunks, coords
+from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.inventory import describe
 from tests.core.chunk_rows import content_flags
 from tests.formats.kinds import ID
 from tests.formats.strategies import (
     chunk_refs,
     chunk_tables,
-    extents,
     refs_of,
     rows_and_groups,
 )
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from random import Random
 
     import numpy.typing as npt
+
+    from icechunk_arrow.core.boxes import Box
 
 NATIVE = ChunkRef(file=ID, offset=5, length=10)
 VIRTUAL = ChunkRef(file="s3://b/k", offset=5, length=10)
@@ -102,25 +105,6 @@ def test_membership(column: list[bytes], values: list[bytes]) -> None:
     mask = chunks.member_mask(from_values(column, binary), from_values(values, binary))
 
     assert mask.tolist() == [value in values for value in column]
-
-
-@given(st.integers(0, 3).flatmap(extents))
-def test_volume(extent: chunks.Extent) -> None:
-    """How many coordinates there are; a scalar's extent has one."""
-    assert chunks.volume(extent) == math.prod(stop - start for start, stop in extent)
-    assert chunks.volume(()) == 1
-    assert chunks.volume(((5, 3), (0, 2))) == 0
-
-
-@given(st.integers(0, 3).flatmap(extents), st.data())
-def test_the_coordinate_at_a_place(extent: chunks.Extent, data: st.DataObject) -> None:
-    """Places go through an extent with the last index fastest."""
-    index = data.draw(st.tuples(*(st.integers(a, b - 1) for a, b in extent)))
-    place = 0
-    for number, (start, stop) in zip(index, extent, strict=True):
-        place = place * (stop - start) + number - start
-
-    assert chunks.coord_in(extent, place) == index
 
 
 @given(st.integers(1, 3).flatmap(refs_of))
@@ -211,27 +195,27 @@ def tables_and_ranks(draw: st.DrawFn) -> tuple[pa.Table, dict[int, int]]:
 def test_describing_all_arrays_at_once(given: tuple[pa.Table, dict[int, int]]) -> None:
     """The same as array by array: rows, extents, density, contents, form."""
     table, ranks = given
-    found = chunks.describe_arrays(table, ranks)
+    found = describe(table, ID, ranks)
     ids = table["array_id"].to_pylist()
 
-    assert found.array_ids.tolist() == sorted(ranks)
-    assert found.ndims.tolist() == [ranks[i] for i in sorted(ranks)]
-    for place, array_id in enumerate(sorted(ranks)):
+    assert found.owners.tolist() == sorted(ranks)
+    assert found.ranks.tolist() == [ranks[i] for i in sorted(ranks)]
+    for entry, array_id in zip(found, sorted(ranks), strict=True):
         first, count = ids.index(array_id), ids.count(array_id)
         rows = table.slice(first, count)
         extent = chunks.extent_of(rows["coord"].combine_chunks(), ranks[array_id])
-        assert (found.rows[place], found.row_counts[place]) == (first, count)
-        assert found.extent(place) == extent
-        assert found.stored_bytes[place] == min(sum(rows["length"].to_pylist()), 2**64 - 1)
-        assert found.flags[place] == (
+        assert (entry.manifest, entry.row, entry.row_count) == (ID, first, count)
+        assert entry.extent == extent
+        assert entry.stored_bytes == min(sum(rows["length"].to_pylist()), 2**64 - 1)
+        assert entry.flags == (
             content_flags(rows)
             | chunks.form_flags(table)
-            | chunks.DENSE * (chunks.volume(extent) == count)
+            | chunks.DENSE * (volume(extent) == count)
         )
 
 
 @st.composite
-def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], chunks.Extent]:
+def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], Box]:
     """Many sorted places within a box, which they need not fill up to its sides."""
     ndim = draw(st.integers(0, 3))
     sides = [(draw(st.integers(0, 100)), draw(st.integers(1, 30))) for _ in range(ndim)]
@@ -251,7 +235,7 @@ def holed_boxes(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], chunks.Extent]
 @settings(max_examples=30)
 @given(holed_boxes(), st.booleans())
 def test_describing_rows_that_lie_within_an_extent(
-    given: tuple[npt.NDArray[np.uint64], chunks.Extent], second: bool
+    given: tuple[npt.NDArray[np.uint64], Box], second: bool
 ) -> None:
     """The extent that rows are known not to leave says how far to look, and is never taken for theirs."""
     index, within = given
@@ -259,16 +243,16 @@ def test_describing_rows_that_lie_within_an_extent(
     table = table_of_refs(7, refs)
     if second:
         table = chunks.concat_sorted([table, table_of_refs(9, {b"\x01": NATIVE})])
-    found = chunks.describe_arrays(table, {7: len(within), 9: 1}, {7: within})
+    found = describe(table, ID, {7: len(within), 9: 1}, {7: within})
 
-    assert found.extent(0) == tuple((int(i.min()), int(i.max()) + 1) for i in index.T)
+    assert found[0].extent == tuple((int(i.min()), int(i.max()) + 1) for i in index.T)
 
 
 def test_describing_nothing() -> None:
     """No rows, no arrays."""
-    found = chunks.describe_arrays(chunks.CHUNK_SCHEMA.empty_table(), {})
+    found = describe(chunks.CHUNK_SCHEMA.empty_table(), ID, {})
 
-    assert len(found.array_ids) == len(found.rows) == len(found.flags) == 0
+    assert len(found) == len(found.rows) == len(found.flags) == 0
 
 
 @given(st.lists(chunk_refs(), min_size=1, max_size=5))

@@ -58,7 +58,7 @@ def facts(
 def pack(settings: ManifestSettings, arrays: Sequence[Array]) -> list[Pack]:
     """Pack some arrays."""
     shapes = {each.id: each.shape for each in arrays}
-    return packing.pack(settings, {each.id: each.size for each in arrays}, shapes.__getitem__)
+    return packing.pack(settings, {each.id: each.size for each in arrays}, shapes)
 
 
 def by_set(packs: Sequence[Pack]) -> dict[str, list[tuple[int, ...]]]:

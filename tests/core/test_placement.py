@@ -88,7 +88,7 @@ def packs_of(
 ) -> list[tuple[ManifestSet, tuple[int, ...]]]:
     """What `pack` says of these rows."""
     sets = {each.name: each for each in chosen.sets}
-    packs = pack(chosen, sizes_of(table), shapes.__getitem__)
+    packs = pack(chosen, sizes_of(table), shapes)
     return [(sets[each.set_name], each.array_ids) for each in packs]
 
 
@@ -120,7 +120,7 @@ def test_placing_loses_nothing_and_keeps_to_the_settings(
     table, shapes = held
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "MAX_MANIFEST_ROWS", ceiling)
-        placed = list(placement.place(table, chosen, shapes.__getitem__))
+        placed = list(placement.place(table, chosen, shapes))
         assert all(each.num_rows and is_sorted(each) for each in placed)
         rows = [row for each in placed for row in places_of(each)]
         assert sorted(rows) == places_of(table)
@@ -152,10 +152,10 @@ def test_few_additions_stay_together(
     table, shapes = held
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "SMALL_ROWS", few)
-        found = list(placement.place_additions(table, chosen, shapes.__getitem__))
+        found = list(placement.place_additions(table, chosen, shapes))
     expected = [table]
     if table.num_rows > few:
-        expected = list(placement.place(table, chosen, shapes.__getitem__))
+        expected = list(placement.place(table, chosen, shapes))
 
     assert [places_of(each) for each in found] == [places_of(each) for each in expected]
 
@@ -165,9 +165,9 @@ def test_nothing_added_is_no_manifest() -> None:
     nothing = table_of(1, [(0,)]).slice(0, 0)
     chosen, shapes = ManifestSettings(), {1: shape_of(1)}
 
-    assert list(placement.place(nothing, chosen, shapes.__getitem__)) == []
-    assert list(placement.place_additions(nothing, chosen, shapes.__getitem__)) == []
-    assert list(placement.sizes_after(chosen, {}, shapes.__getitem__)) == []
+    assert list(placement.place(nothing, chosen, shapes)) == []
+    assert list(placement.place_additions(nothing, chosen, shapes)) == []
+    assert list(placement.sizes_after(chosen, {}, shapes)) == []
 
 
 @given(arrays(), manifest_settings(), st.sampled_from([10, 1 << 22]))
@@ -179,8 +179,8 @@ def test_sizes_are_known_before_placing(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "MAX_MANIFEST_ROWS", ceiling)
         sizes = sizes_of(table)
-        said = [rows for rows, _ in placement.sizes_after(chosen, sizes, shapes.__getitem__)]
-        placed = list(placement.place(table, chosen, shapes.__getitem__))
+        said = [rows for rows, _ in placement.sizes_after(chosen, sizes, shapes)]
+        placed = list(placement.place(table, chosen, shapes))
         limits = {i: limit_of(home) for home, ids in packs_of(table, chosen, shapes) for i in ids}
     uncut = [each for each in placed if all(sizes[i] <= limits[i] for i in sizes_of(each))]
     counts = sorted(each.num_rows for each in placed)
@@ -200,7 +200,7 @@ def live_of(manifests: Tenants) -> Live:
     """Live manifests, as the engine knows them."""
     return Live(
         row_counts={name: sum(held.values()) for name, held in manifests.items()},
-        tenants=lambda names: {name: manifests[name] for name in names},
+        tenants=manifests,
     )
 
 
@@ -252,9 +252,7 @@ def test_units_hold_what_loses_rows_and_merge_only_what_pays(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "SMALL_ROWS", 4)
         patch.setattr(placement, "MERGE_FAN", 3)
-        units = placement.choose_units(
-            live_of(manifests), losing, dropped, chosen, shapes.__getitem__
-        )
+        units = placement.choose_units(live_of(manifests), losing, dropped, chosen, shapes)
         names = [name for unit in units for name in unit]
         assert len(names) == len(set(names))
         assert set(names) <= manifests.keys() - dropped
@@ -311,23 +309,21 @@ def test_half_full_manifests_of_a_smaller_set_are_merged() -> None:
     chosen, shapes = ManifestSettings(), {1: shape_of(1)}
     many: Tenants = {f"m{n}": {1: 20_000} for n in range(placement.MERGE_FAN)}
 
-    assert placement.choose_units(live_of(many), (), (), chosen, shapes.__getitem__) == (
-        tuple(sorted(many)),
-    )
+    assert placement.choose_units(live_of(many), (), (), chosen, shapes) == (tuple(sorted(many)),)
 
 
 def test_what_overflows_is_merged_where_it_stands() -> None:
     """An array too large for the set it is meant for is merged up to the size of the one it stands in."""
     shapes = {1: shape_of(1)}
     many: Tenants = {f"m{n}": {1: 400} for n in range(placement.MERGE_FAN)}
-    units = placement.choose_units(live_of(many), (), (), SMALL_COORDINATES, shapes.__getitem__)
+    units = placement.choose_units(live_of(many), (), (), SMALL_COORDINATES, shapes)
 
     assert units == (tuple(sorted(many)),)
     fitting = {n: shape_of(n, 400) for n in range(1, placement.MERGE_FAN + 1)}
     full: Tenants = {f"m{n}": {n: 400} for n in fitting}
     paths = {n: PlainShape(path="/1", chunk_counts=(400,), dimension_names=None, chunk_count=400)
              for n in fitting}  # fmt: skip
-    assert placement.choose_units(live_of(full), (), (), SMALL_COORDINATES, paths.__getitem__) == ()
+    assert placement.choose_units(live_of(full), (), (), SMALL_COORDINATES, paths) == ()
 
 
 def test_a_commit_without_losses_and_few_manifests_rewrites_nothing() -> None:
@@ -336,10 +332,10 @@ def test_a_commit_without_losses_and_few_manifests_rewrites_nothing() -> None:
     chosen = ManifestSettings()
     for count in range(1, placement.MERGE_FAN):
         live = live_of({f"m{n}": {1: 100} for n in range(count)})
-        assert placement.choose_units(live, (), (), chosen, shapes.__getitem__) == ()
+        assert placement.choose_units(live, (), (), chosen, shapes) == ()
     many: Tenants = {f"m{n}": {1: 100} for n in range(placement.MERGE_FAN)}
     large = {"large": {1: 60_000}, "other": {1: 5_000}}
-    units = placement.choose_units(live_of(many | large), (), (), chosen, shapes.__getitem__)
+    units = placement.choose_units(live_of(many | large), (), (), chosen, shapes)
     assert units == (tuple(sorted(many)),)
 
 
@@ -355,7 +351,7 @@ def test_small_arrays_that_share_manifests_come_along_where_that_is_cheap() -> N
     }
 
     def units(losing: set[str]) -> tuple[tuple[str, ...], ...]:
-        return placement.choose_units(live_of(manifests), losing, (), chosen, shapes.__getitem__)
+        return placement.choose_units(live_of(manifests), losing, (), chosen, shapes)
 
     assert units({"a"}) == (("a", "b"),)
     assert units({"b"}) == (("b",),)

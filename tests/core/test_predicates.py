@@ -6,15 +6,13 @@ import pickle
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core.boxes import boxes_of_places, boxes_of_run, cut
 from icechunk_arrow.core.grid import Axis
 from icechunk_arrow.core.predicates import Predicate, Term, parse_predicate
 from icechunk_arrow.core.selection import (
@@ -319,46 +317,6 @@ def test_chunks_of_ranges_are_those_that_hold_them(axis: Axis, data: st.DataObje
     assert positions_in(covered(ranges, low, high)).tolist() == inside
 
 
-@given(
-    st.lists(st.integers(0, 5), max_size=4),
-    st.integers(0, 100),
-    st.integers(0, 100),
-    st.integers(1, 20),
-)
-@example([2, 3], 1, 5, 2)
-def test_runs_come_apart_into_boxes(counts: list[int], start: int, stop: int, most: int) -> None:
-    """Boxes hold the cells of a run, each once and in order; cut ones, too, and are not too large."""
-    cells = list(product(*map(range, counts)))
-    stop = min(stop, len(cells))
-    start = min(start, stop)
-    boxes = list(boxes_of_run(counts, start, stop))
-    pieces = [piece for box in boxes for piece in cut(box, most)]
-
-    assert [each for box in boxes for each in _cells(box)] == cells[start:stop]
-    assert [each for piece in pieces for each in _cells(piece)] == cells[start:stop]
-    assert all(len(_cells(piece)) <= most for piece in pieces)
-    assert len(boxes) <= 2 * len(counts) + 1
-
-
-@given(
-    st.integers(0, 3).flatmap(
-        lambda ndim: st.sets(st.tuples(*[st.integers(0, 4)] * ndim), max_size=40).map(
-            lambda cells: (ndim, sorted(cells))
-        )
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_cells_unite_to_boxes(cells: tuple[int, list[tuple[int, ...]]], random: Any) -> None:
-    """Boxes hold exactly the cells, each once; a full grid is one box."""
-    ndim, places = cells
-    mixed = random.sample(places, len(places))
-    boxes = boxes_of_places(np.array(mixed, np.uint64).reshape(len(mixed), ndim))
-    whole = np.array(list(product(*[range(3)] * ndim)), np.uint64).reshape(3**ndim, ndim)
-
-    assert sorted(each for box in boxes for each in _cells(box)) == places
-    assert len(boxes_of_places(whole)) == 1
-
-
 @given(axes())
 def test_edges_of_chunks(axis: Axis) -> None:
     """Where many chunks lie is what the axis says of each."""
@@ -368,14 +326,3 @@ def test_edges_of_chunks(axis: Axis) -> None:
     assert edges_of(axis, numbers).tolist() == [
         [origin, min(origin + edge, axis.extent)] for origin, edge in pairs
     ]
-
-
-def test_cuts_lie_at_steps() -> None:
-    """A box is not cut through a step, even where it is too large."""
-    pieces = list(cut(((3, 20), (0, 4)), 8, (5, 4)))
-
-    assert pieces == [((low, high), (0, 4)) for low, high in ((3, 5), (5, 10), (10, 15), (15, 20))]
-
-
-def _cells(box: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
-    return list(product(*(range(start, stop) for start, stop in box)))

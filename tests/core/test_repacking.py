@@ -6,25 +6,23 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core import placement, repacking
+from icechunk_arrow.core import placement
 from icechunk_arrow.core.chunks import concat_sorted
-from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.inventory import Inventory, describe
 from icechunk_arrow.core.manifest_settings import ManifestRule, ManifestSet, ManifestSettings
-from icechunk_arrow.core.manifests import ENTRY_SCHEMA, describe, inventories_by_array
 from icechunk_arrow.core.packing import PlainShape
 from icechunk_arrow.core.placement import groups_of, limit_of
-from icechunk_arrow.core.repacking import meeting, plan_repacking
-from tests.core.chunk_rows import Place, boxes, meets, places_of, table_of
+from icechunk_arrow.core.repacking import plan_repacking
+from tests.core.chunk_rows import Place, places_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from icechunk_arrow.core.chunks import Extent
+    import pyarrow as pa
+
     from icechunk_arrow.core.repacking import Repacking
 
 NAMES = ("x", "y", "z")
@@ -93,12 +91,12 @@ def of_rows(rows: Sequence[tuple[int, Place]]) -> pa.Table:
     return concat_sorted([table_of(i, places) for i, places in sorted(by_array.items())])
 
 
-def inventories_of(manifests: Manifests, shapes: Shapes) -> dict[int, Inventories]:
+def inventories_of(manifests: Manifests, shapes: Shapes) -> dict[int, Inventory]:
     """What a structure file says of manifests."""
     ndims = {i: len(shape.chunk_counts) for i, shape in shapes.items()}
     parts = [describe(table, name, ndims) for name, table in manifests.items()]
-    found = inventories_by_array(pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts]))
-    return {i: found.get(i, Inventories.of((), ndim)) for i, ndim in ndims.items()}
+    found = Inventory.united(parts).by_owner()
+    return {i: found.get(i, Inventory.of((), ndim)) for i, ndim in ndims.items()}
 
 
 def applied(manifests: Manifests, shapes: Shapes, plan: Repacking) -> Manifests:
@@ -126,7 +124,7 @@ def rows_of(manifests: Manifests) -> list[tuple[int, Place]]:
 
 def planned(manifests: Manifests, shapes: Shapes, chosen: ManifestSettings) -> Repacking:
     """The plan for a layout."""
-    return plan_repacking(inventories_of(manifests, shapes), chosen, shapes.__getitem__)
+    return plan_repacking(inventories_of(manifests, shapes), chosen, shapes)
 
 
 @given(layouts(), manifest_settings())
@@ -148,9 +146,7 @@ def test_a_plan_accounts_for_every_manifest_and_row(
     for array_id, cut in plan.cut.items():
         names = [name for part in cut.parts for name in part]
         assert len(names) == len(set(names))
-        assert set(names) == plan.replaced & set(
-            inventories_of(manifests, shapes)[array_id].manifests
-        )
+        assert set(names) == plan.replaced & set(inventories_of(manifests, shapes)[array_id].names)
     assert rows_of(applied(manifests, shapes, plan)) == rows_of(manifests)
 
 
@@ -164,8 +160,8 @@ def test_afterwards_everything_is_as_wanted(
     held = inventories_of(after, shapes)
     sizes = {i: each.chunk_count for i, each in held.items() if len(each)}
     tenants = {name: {i for i, _ in places_of(table)} for name, table in after.items()}
-    for home, members in groups_of(chosen, sizes, shapes.__getitem__):
-        names = {name for i in members for name in held[i].manifests}
+    for home, members in groups_of(chosen, sizes, shapes):
+        names = {name for i in members for name in held[i].names}
         if len(members) == 1 and sizes[members[0]] > limit_of(home):
             assert all(tenants[name] == set(members) for name in names)
             assert all(after[name].num_rows <= limit_of(home) for name in names)
@@ -207,7 +203,7 @@ def test_what_place_makes_stays(layout: tuple[Manifests, Shapes], chosen: Manife
     """Manifests that a first commit makes are as wanted: there is nothing to repack."""
     manifests, shapes = layout
     everything = concat_sorted(list(manifests.values()))
-    placed = placement.place(everything, chosen, shapes.__getitem__)
+    placed = placement.place(everything, chosen, shapes)
     made = {f"p{n:02}": table for n, table in enumerate(placed)}
 
     assert planned(made, shapes, chosen).kept == made.keys()
@@ -239,21 +235,3 @@ def test_an_empty_repository_has_nothing_to_repack() -> None:
     plan = planned({}, shapes, ManifestSettings())
 
     assert (plan.kept, plan.replaced, plan.together, plan.cut) == (frozenset(), frozenset(), (), {})
-
-
-# -- which extents meet
-
-
-@given(st.integers(0, 3).flatmap(lambda n: st.lists(boxes(n), max_size=12).map(lambda e: (n, e))))
-def test_meeting(question: tuple[int, list[Extent]]) -> None:
-    """An extent is named exactly if it has a coordinate in common with another one."""
-    ndim, extents = question
-    columns = Inventories.of_extents(extents, ndim)
-    expected = [
-        any(meets(one, other) for n, other in enumerate(extents) if n != number)
-        for number, one in enumerate(extents)
-    ]
-    assert meeting(columns.starts, columns.stops).tolist() == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repacking, "_PAIRS", 3)
-        assert meeting(columns.starts, columns.stops).tolist() == expected

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from icechunk_arrow import NodeNotFoundError
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.chunks import concat_sorted
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import parse_document, split_document
 from icechunk_arrow.core.ids import encode_id
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.bulk import StagedReferences
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["TINY", "BulkPlace", "Row", "manifest_names", "table_of", "view_of"]
+__all__ = ["TINY", "BulkPlace", "Row", "in_memory", "manifest_names", "table_of", "view_of"]
 
 TINY = BulkSettings(
     slice_rows=7,
@@ -88,6 +89,11 @@ def manifest_names(storage: Storage) -> list[str]:
     return [key[2:].removesuffix(".parquet") for key in keys]
 
 
+def in_memory(staged: StagedReferences) -> pa.Table:
+    """Rows that are left to the commit."""
+    return concat_sorted(staged.bulk.tables)
+
+
 @dataclass
 class BulkPlace:
     """Arrays and a storage."""
@@ -121,16 +127,15 @@ class BulkPlace:
 
     def tables(self, staged: Iterable[StagedReferences]) -> list[tuple[int, pa.Table]]:
         """Give all tables: those in memory, and the manifests'; their entries are checked."""
-        found = []
+        found: list[tuple[int, pa.Table]] = []
         sizes: dict[str, int] = {}
         for each in staged:
-            if each.table.num_rows:
-                found.append((each.node_id, each.table))
-            assert list(each.sizes) == [entry.manifest for entry in each.runs]
-            sizes |= each.sizes
-            for entry in each.runs:
+            found += ((each.node_id, table) for table in each.bulk.tables)
+            assert list(each.bulk.sizes) == [entry.manifest for entry in each.bulk.inventory]
+            sizes |= each.bulk.sizes
+            for entry in each.bulk.inventory:
                 data = self.storage.get(f"i/{entry.manifest}.parquet")
-                assert len(data) == each.sizes[entry.manifest]
+                assert len(data) == each.bulk.sizes[entry.manifest]
                 table = manifest.decode(data, entry.manifest)
                 assert (entry.row, entry.row_count) == (0, table.num_rows)
                 found.append((each.node_id, table))

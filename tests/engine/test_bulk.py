@@ -19,7 +19,14 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.splits import box_numbers, box_of
 from icechunk_arrow.engine.bulk import BulkSettings
 from icechunk_arrow.storage.memory import MemoryStorage
-from tests.engine.bulk_place import TINY, BulkPlace, manifest_names, table_of, view_of
+from tests.engine.bulk_place import (
+    TINY,
+    BulkPlace,
+    in_memory,
+    manifest_names,
+    table_of,
+    view_of,
+)
 from tests.faults.storage_wrappers import LosingStorage
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ def test_few_rows_are_left_to_the_commit() -> None:
     (staged,) = place.stage("/a", pieces(rows[::-1], paths=False))
 
     assert staged.node_id == 3
-    assert len(staged.runs) == 0
+    assert len(staged.bulk.inventory) == 0
     assert place.read([staged]) == wanted(rows)
     assert manifest_names(place.storage) == []
 
@@ -113,12 +120,12 @@ def test_one_more_row_and_manifests_are_written() -> None:
     place = BulkPlace({"/a": view_of("/a", 3, (100,))}, limit=4)
     (staged,) = place.stage("/a", pieces(whole("/a", 11), paths=False))
 
-    assert [entry.row_count for entry in staged.runs] == [4, 4]
-    assert staged.table.num_rows == 3
+    assert [entry.row_count for entry in staged.bulk.inventory] == [4, 4]
+    assert in_memory(staged).num_rows == 3
     large = BulkPlace(dict(place.views), limit=100)
     (staged,) = large.stage("/a", pieces(whole("/a", 11), paths=False))
-    assert [entry.row_count for entry in staged.runs] == [11]
-    assert staged.table.num_rows == 0
+    assert [entry.row_count for entry in staged.bulk.inventory] == [11]
+    assert in_memory(staged).num_rows == 0
 
 
 def test_all_arrays_together_leave_little() -> None:
@@ -131,10 +138,10 @@ def test_all_arrays_together_leave_little() -> None:
         staged = place.stage(None, source)
 
         assert place.read(staged) == wanted(rows)
-        held = {each.node_id: each.table.num_rows for each in staged}
+        held = {each.node_id: in_memory(each).num_rows for each in staged}
         assert sum(held.values()) <= TINY.held_rows_in_all
         assert min(held) in [n for n, count in held.items() if count]
-        assert all(len(each.runs) == (held[each.node_id] == 0) for each in staged)
+        assert all(len(each.bulk.inventory) == (held[each.node_id] == 0) for each in staged)
 
 
 @dataclass(frozen=True)
@@ -199,12 +206,14 @@ def test_the_last_of_each_chunk_is_found(case: Case) -> None:
 
     assert place.read(staged) == wanted(case.rows)
     tables = place.tables(staged)
-    written = {id(table) for _, table in tables} - {id(each.table) for each in staged}
+    written = {id(table) for _, table in tables} - {
+        id(table) for each in staged for table in each.bulk.tables
+    }
     assert all(t.num_rows <= place.limit for _, t in tables if id(t) in written)
-    assert all(each.table.num_rows <= case.settings.held_rows for each in staged)
-    assert sum(each.table.num_rows for each in staged) <= case.settings.held_rows_in_all
+    assert all(in_memory(each).num_rows <= case.settings.held_rows for each in staged)
+    assert sum(in_memory(each).num_rows for each in staged) <= case.settings.held_rows_in_all
     for each in staged:
-        assert each.table.num_rows or each.runs
+        assert in_memory(each).num_rows or each.bulk.inventory
     for view in place.views.values():
         counts = view.grid.chunk_counts
         box = box_of(counts, place.limit, place.axis)
@@ -260,8 +269,10 @@ def test_only_manifests_that_late_rows_belong_to_are_written_again() -> None:
     (staged,) = place.stage("/a", pieces([*rows, late], paths=False))
 
     assert place.read([staged]) == wanted([*rows, late])
-    assert [entry.extent for entry in staged.runs][:6] == [((i, i + 5),) for i in range(0, 30, 5)]
-    names = [entry.manifest for entry in staged.runs]
+    assert [entry.extent for entry in staged.bulk.inventory][:6] == [
+        ((i, i + 5),) for i in range(0, 30, 5)
+    ]
+    names = [entry.manifest for entry in staged.bulk.inventory]
     assert names[:5] == sorted(names)[:5]
     assert names[5] > names[4]
     assert len(manifest_names(place.storage)) == len(names)
@@ -404,7 +415,7 @@ def test_memory_does_not_grow_with_the_input(order: str) -> None:
         first = next(give())
         reader = pa.RecordBatchReader.from_batches(first.schema, give())
         (staged,) = place.stage("/a", reader)
-        assert staged.table.num_rows + sum(e.row_count for e in staged.runs) == count
+        assert in_memory(staged).num_rows + sum(e.row_count for e in staged.bulk.inventory) == count
         peaks.append(peak)
 
     assert peaks[1] < 1.5 * peaks[0] + (1 << 20)

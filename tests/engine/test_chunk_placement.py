@@ -66,8 +66,8 @@ def test_memory_held_is_bounded(tmp_path: Path) -> None:
     array[...] = values
 
     assert len(files(tmp_path, "c")) >= 3
-    deltas = session._staging.deltas.values()
-    held = [value for delta in deltas for value in delta.entries.values()]
+    arrays = session._staging.arrays.values()
+    held = [value for staged in arrays for value in staged.entries.values()]
     assert sum(len(value) for value in held if isinstance(value, bytes)) <= 1 << 20
     assert (array[...] == values).all()
     array[0:64, 0:64] = -1

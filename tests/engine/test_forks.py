@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from icechunk_arrow import Session
+    from icechunk_arrow.session import OpenSession
 
 SHAPE = (3, 5)
 PATHS = ("/a", "/b/c", "/d")
@@ -75,7 +75,7 @@ def table_of(rows: Mapping[Key, int]) -> pa.Table:
     )
 
 
-def content(session: Session) -> dict[Key, int]:
+def content(session: OpenSession) -> dict[Key, int]:
     """Tell the number in each cell that is filled."""
     found = {}
     for path in PATHS:

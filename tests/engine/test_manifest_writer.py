@@ -79,10 +79,10 @@ def test_manifests_are_given_in_the_order_written() -> None:
     names = [writer.write(table, {1: 1, 2: 1}) for table in tables]
     written = writer.finish()
 
-    assert written.entries["manifest"].to_pylist() == names
-    assert written.entries["array_id"].to_pylist() == [1, 2] * 10
-    extents = [[[10 * i, 10 * i + 5]] for i in range(20)]
-    assert written.entries["extent"].to_pylist() == extents
+    assert written.entries.names == tuple(names)
+    assert written.entries.owners.tolist() == [1, 2] * 10
+    extents = [((10 * i, 10 * i + 5),) for i in range(20)]
+    assert [entry.extent for entry in written.entries] == extents
     assert written.held == {}
     for name, table in zip(names, tables, strict=True):
         data = storage.get(key_of(FileKind.MANIFEST, name))
@@ -102,8 +102,8 @@ def test_one_manifest_of_several_arrays_needs_no_thread() -> None:
     written = writer.finish()
 
     assert gate.by == [threading.current_thread().name]
-    assert written.entries["array_id"].to_pylist() == [1, 7]
-    assert written.entries["row"].to_pylist() == [0, 5]
+    assert written.entries.owners.tolist() == [1, 7]
+    assert written.entries.rows.tolist() == [0, 5]
     assert list(written.sizes) == [name]
 
 
@@ -207,7 +207,7 @@ def test_manifests_are_read_back_and_dropped() -> None:
     writer.drop(names[:3])
     written = writer.finish()
 
-    assert written.entries["manifest"].to_pylist() == names[3:]
+    assert written.entries.names == tuple(names[3:])
     assert sorted(written.sizes) == sorted(names[3:]) == sorted(manifest_names(storage))
 
 
@@ -218,5 +218,5 @@ def test_what_was_never_begun_is_dropped_without_a_trace() -> None:
     writer = writer_to(gate)
     writer.drop([writer.write(rows(0), {1: 1})])
 
-    assert writer.finish().entries.num_rows == 0
+    assert len(writer.finish().entries) == 0
     assert gate.by == []

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_arrow import ConflictDetector, Repository, RepositoryConfig, StorageError
-from icechunk_arrow.core.chunks import ChunkRef, chunk_table
+from icechunk_arrow.core.chunks import ChunkRef, chunk_table, ref_of_row
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.engine.payloads import PayloadWriter
-from icechunk_arrow.engine.staging import ref_of_row
 from icechunk_arrow.formats.layout import chunk_key
 from icechunk_arrow.storage.memory import MemoryStorage
 from tests.faults.repositories import array_document, payload, through

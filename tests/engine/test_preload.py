@@ -89,7 +89,7 @@ def opened(place: Path, **preload: object) -> tuple[Repository, GatedStorage]:
 
 def manifests_of(session: Session, name: str) -> list[str]:
     """Names of an array's manifests."""
-    return list(session.get_array(f"/{name}").node.inventories.manifests)
+    return list(session.get_array(f"/{name}").node.inventories.names)
 
 
 def test_what_is_chosen(made: Path) -> None:

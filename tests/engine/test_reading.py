@@ -32,13 +32,13 @@ from icechunk_arrow import (
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from icechunk_arrow.engine import joining
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.listing import chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
-from icechunk_arrow.engine.staging import ArrayDelta, Runs
+from icechunk_arrow.engine.segments import Bulk, Segment, Shrunk, StagedChunks
 from icechunk_arrow.engine.windows import MAX_FILES, Windows
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -432,7 +432,7 @@ def _manifest_of(places: list[tuple[int, ...]], name: str, files: Files) -> Inve
 class _View:
     """As much of an array as listing looks at."""
 
-    def __init__(self, inventories: Inventories, shape: tuple[int, ...]) -> None:
+    def __init__(self, inventories: Inventory, shape: tuple[int, ...]) -> None:
         self.node = type("N", (), {"id": 7, "inventories": inventories})
         self.grid = type("G", (), {"chunk_counts": shape})
 
@@ -457,7 +457,7 @@ def test_newer_layers_cover_older_ones(
 ) -> None:
     """Single changes over runs over the base, shrunken or not: each chunk once, from the newest that says it."""
     files = Files(MemoryStorage(), ByteCache(cache_bytes))
-    view = _View(Inventories.of([_manifest_of([*base], "0" * 20, files)], 2), (6, 71))
+    view = _View(Inventory.of([_manifest_of([*base], "0" * 20, files)], 2), (6, 71))
     ran: set[tuple[int, int]] = set()
     run_entries = []
     for number, run in enumerate(runs, 1):
@@ -465,10 +465,10 @@ def test_newer_layers_cover_older_ones(
         ran |= run
         if fresh:
             run_entries.append(_manifest_of([*fresh], f"{number}" * 20, files))
-    delta = ArrayDelta(
-        entries={coords.encode_one(k): b"new" if v else None for k, v in entries.items()},
-        runs=Runs(inventories=Inventories.of(run_entries, 2), array_id=7),
-        kept=kept,
+    segments: list[Segment] = [] if kept is None else [Shrunk(kept)]
+    staged = StagedChunks(
+        (*segments, Bulk(inventory=Inventory.of(run_entries, 2), array_id=7)),
+        {coords.encode_one(k): b"new" if v else None for k, v in entries.items()},
     )
     inside = {p for p in base if kept is None or all(i < n for i, n in zip(p, kept, strict=True))}
     expected = dict.fromkeys(inside, "0" * 20)
@@ -479,11 +479,11 @@ def test_newer_layers_cover_older_ones(
         expected.pop(place, None)
         if present:
             expected[place] = ""
-    found = described(chunk_batches(files, view, delta, 7))  # type: ignore[arg-type]
+    found = described(chunk_batches(files, view, staged, 7))  # type: ignore[arg-type]
     assert {place: row["location"] or "" for place, row in found.items()} == expected
     listed = [
         tuple(place)
-        for batch in chunk_coordinates(files, view, delta)  # type: ignore[arg-type]
+        for batch in chunk_coordinates(files, view, staged)  # type: ignore[arg-type]
         for place in batch.tolist()
     ]
     assert sorted(listed) == sorted(expected)
@@ -495,7 +495,7 @@ def test_the_likeliest_manifest_is_opened_first() -> None:
     large = _manifest_of([(0, n) for n in range(60) if n not in {7, 30, 31}], "0" * 20, files)
     small = _manifest_of([(0, 7), (0, 40 + 30)], "1" * 19 + "0", files)
     dense = _manifest_of([(0, 30), (0, 31)], "2" * 19 + "0", files)
-    inventories = Inventories.of([large, small, dense], 2)
+    inventories = Inventory.of([large, small, dense], 2)
     storage = files.storage
     assert isinstance(storage, CountingStorage)
     for place, name in (((0, 30), "2" * 19 + "0"), ((0, 7), "1" * 19 + "0"), ((0, 8), "0" * 20)):
@@ -542,7 +542,7 @@ _in_box = st.tuples(*(st.integers(start, stop - 1) for start, stop in BOX))
 def test_rows_of_a_full_box(around: int) -> None:
     """Each chunk's row is found by arithmetic, in row groups of its own and in shared ones."""
     files, entry = _boxed(around)
-    inventories = Inventories.of([entry], 2)
+    inventories = Inventory.of([entry], 2)
 
     @settings(max_examples=60)
     @given(_in_box)
@@ -572,11 +572,11 @@ def test_a_box_that_the_rows_do_not_fill(around: int, extent: Any, row: int) -> 
     """What a snapshot says of a box is compared with the manifest: never another chunk's row."""
     files, entry = _boxed(around)
     assert (
-        find_ref(files, 7, Inventories.of([entry], 2), (2, 11)) is not None
+        find_ref(files, 7, Inventory.of([entry], 2), (2, 11)) is not None
     )  # now it is in the cache
     count = int(np.prod([stop - start for start, stop in extent]))
     wrong = replace(entry, extent=extent, row=max(entry.row + row, 0), row_count=count)
-    inventories = Inventories.of([wrong], 2)
+    inventories = Inventory.of([wrong], 2)
     errors = 0
 
     @settings(max_examples=60)

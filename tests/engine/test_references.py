@@ -27,7 +27,7 @@ from icechunk_arrow import (
     VirtualChunkSpec,
 )
 from icechunk_arrow.core.locations import fault_of_location
-from tests.engine.bulk_place import BulkPlace, table_of, view_of
+from tests.engine.bulk_place import BulkPlace, in_memory, table_of, view_of
 from tests.places import make_array, read_array
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ def test_texts_may_have_any_type(kind: pa.DataType) -> None:
     staged = place.stage(None, table.slice(1))
 
     assert place.read(staged) == {(path, chunk): number for path, chunk, number in MIXED[1:]}
-    by_id = {each.node_id: each.table for each in staged}
+    by_id = {each.node_id: in_memory(each) for each in staged}
     assert by_id[1]["etag"].to_pylist() == ["e", None, None]
     assert by_id[2]["etag"].to_pylist() == ["f"]
 
@@ -581,7 +581,7 @@ def test_the_quick_check_of_locations_misses_nothing(location: str) -> None:
     fault = fault_of_location(location)
     if fault is None:
         (staged,) = place.stage("/b", table)
-        assert staged.table["chunk_file"].to_pylist() == ["s3://b/k", location]
+        assert in_memory(staged)["chunk_file"].to_pylist() == ["s3://b/k", location]
     else:
         with pytest.raises(InvalidInputError, match="row 1") as caught:
             place.stage("/b", table)
@@ -596,7 +596,11 @@ def test_what_is_staged_does_not_change_with_the_input() -> None:
     (staged,) = place.stage("/b", pa.table({**columns, "location": ["s3://b/k"] * 5}))
     numbers[:] = 99
 
-    assert staged.table["offset"].to_pylist() == staged.table["length"].to_pylist() == [*range(5)]
+    assert (
+        in_memory(staged)["offset"].to_pylist()
+        == in_memory(staged)["length"].to_pylist()
+        == [*range(5)]
+    )
 
 
 def test_many_references_are_read_and_committed(source: Source) -> None:

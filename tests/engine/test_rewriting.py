@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from icechunk_arrow import Session
-    from icechunk_arrow.engine.plan import CommitPlan
+    from icechunk_arrow.engine.plan import FinishedCommit
 
 
 def settings(limit: int, **more: object) -> RepositoryConfig:
@@ -184,10 +184,10 @@ def test_a_commit_in_between_is_kept(
     """Somebody commits while manifests are written: both are there in the end."""
     waiting = [lambda: grow(repo, "/a", 35 if theirs == "adds" else 0, 3)]
 
-    def late(context: object, tip: object, planned: CommitPlan) -> object:
+    def late(context: object, tip: object, finished: FinishedCommit) -> object:
         if waiting:
             waiting.pop()()
-        return publish(context, tip, planned)  # type: ignore[arg-type]
+        return publish(context, tip, finished)  # type: ignore[arg-type]
 
     monkeypatch.setattr("icechunk_arrow.engine.rewriting.publish", late)
     found = repo.rewrite_manifests("main", "tidy")

@@ -27,8 +27,8 @@ from icechunk_arrow.core.chunks import (
     form_flags,
 )
 from icechunk_arrow.core.ids import encode_id
-from icechunk_arrow.core.inventories import NO_INVENTORIES
 from icechunk_arrow.engine.bulk import StagedReferences
+from icechunk_arrow.engine.segments import Bulk
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind
 from tests.engine.test_rewriting import settings
@@ -37,7 +37,7 @@ from tests.faults.repositories import array_document, payload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_arrow import Session
+    from icechunk_arrow.session import OpenSession
 
 ID = encode_id(bytes(range(12)))
 MARK = b'{"_FillValue": -9999}'
@@ -100,10 +100,10 @@ def held(repo: Repository, path: str = "/a") -> dict[int, dict[str, Any] | None]
     return found
 
 
-def stage(session: Session, table: pa.Table, path: str = "/a") -> None:
+def stage(session: OpenSession, table: pa.Table, path: str = "/a") -> None:
     """Stage references as they are."""
     node_id = session.get_array(path).node.id
-    session.stage([StagedReferences(node_id=node_id, table=table, runs=NO_INVENTORIES, sizes={})])
+    session.stage([StagedReferences(node_id=node_id, bulk=Bulk(tables=(table,)))])
 
 
 def made(place: Path, config: RepositoryConfig | None = None, **arguments: Any) -> Repository:

@@ -330,7 +330,7 @@ def test_a_commit_that_is_under_way_is_the_parents(
         original(*given)
 
     monkeypatch.setattr(storage, method, slow)
-    work = (lambda: session.commit("once")) if kind == "session" else target.finish  # type: ignore[attr-defined]
+    work = (lambda: session.commit("once")) if kind == "session" else target.finish  # type: ignore[union-attr]
     thread = threading.Thread(target=work)
     thread.start()
     assert inside.wait(SECONDS)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from icechunk_arrow.core.log import BulkWrite, ChunkChanges, ChunkLog, NodeName, TransactionLog
 from icechunk_arrow.core.snapshot import Node, Snapshot, SnapshotFacts
 from icechunk_arrow.formats import structure
@@ -60,13 +60,13 @@ def array_node(
         columns=columns,
         attributes=b'{"units":"K"}',
         extension=extension,
-        inventories=Inventories.of([held], len(shape)),
+        inventories=Inventory.of([held], len(shape)),
     )
 
 
 def snapshot_of(*nodes: Node, base: Snapshot | None = None) -> Snapshot:
     """A snapshot of these nodes."""
-    names = {name for node in nodes for name in node.inventories.manifests}
+    names = {name for node in nodes for name in node.inventories.names}
     sizes = {**(base.manifest_sizes if base else {}), **dict.fromkeys(names, 1234)}
     facts = replace(FACTS, next_node_id=1 + max((2, *(node.id for node in nodes))))
     return structure.with_changes(base, facts, removed=(), changed=nodes, manifest_sizes=sizes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.documents import same_json
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.formats import attributes, manifest, structure, transaction
 from tests.formats import strategies
 
@@ -49,7 +49,7 @@ def _same_snapshot(value: Any, found: Any) -> bool:
 
 def _same_node(node: Any, found: Any) -> bool:
     def bare(each: Any) -> Any:
-        return replace(each, inventories=NO_INVENTORIES, extension=None)
+        return replace(each, inventories=NO_INVENTORY, extension=None)
 
     return (
         bare(node) == bare(found)

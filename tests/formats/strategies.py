@@ -11,11 +11,12 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted, volume
+from icechunk_arrow.core.boxes import volume
+from icechunk_arrow.core.chunks import DENSE, ChunkRef, concat_sorted
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.documents import split_document
 from icechunk_arrow.core.ids import encode_id
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import Inventory, InventoryEntry
 from icechunk_arrow.core.log import (
     BulkWrite,
     ChunkChanges,
@@ -45,7 +46,7 @@ from tests.refs import table_of_refs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
 
 ids = st.binary(min_size=12, max_size=12).map(encode_id)
 moments = st.integers(0, 220 * 10**15).map(
@@ -107,7 +108,7 @@ def facts(draw: st.DrawFn, largest_id: int = 0) -> SnapshotFacts:
 
 
 @st.composite
-def extents(draw: st.DrawFn, ndim: int) -> Extent:
+def extents(draw: st.DrawFn, ndim: int) -> Box:
     """A half-open range per dimension."""
     starts = [draw(indices) for _ in range(ndim)]
     return tuple((start, start + draw(st.integers(1, 2**16))) for start in starts)
@@ -146,7 +147,7 @@ def nodes(draw: st.DrawFn, node_id: int, path: str) -> Node:
         if elsewhere
         else None,
         extension=extension,
-        inventories=Inventories.of(held, ndim),
+        inventories=Inventory.of(held, ndim),
     )
 
 
@@ -162,7 +163,7 @@ def snapshots(draw: st.DrawFn) -> tuple[Snapshot, list[Node]]:
         if not any(node.path != "/" and node.path.startswith(above) for above in arrays)
     ]  # fmt: skip
     largest = max((node.id for node in held), default=0)
-    manifests = sorted({name for node in held for name in node.inventories.manifests})
+    manifests = sorted({name for node in held for name in node.inventories.names})
     sizes = {name: draw(st.integers(0, 2**50)) for name in manifests}
     snapshot = structure.with_changes(
         None, draw(facts(largest)), removed=(), changed=held, manifest_sizes=sizes

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icechunk_arrow.core.inventories import Inventories
+from icechunk_arrow.core.inventory import Inventory
 from icechunk_arrow.core.snapshot import AttributesRef, Node
 from icechunk_arrow.errors import CorruptFileError
-from icechunk_arrow.formats import envelope, live_manifests, structure
+from icechunk_arrow.formats import envelope, structure
 from icechunk_arrow.formats.layout import FileKind
 from tests.formats.arrow_print import as_printed
 from tests.formats.examples import FACTS, MANIFEST, ROOT, SNAPSHOT, array_node, snapshot_of
@@ -189,7 +189,7 @@ def test_rows_stand_in_the_order_of_paths() -> None:
 def test_a_thousand_manifests_stay_small() -> None:
     """What grows with the number of manifests is packed: near 30 kB for a thousand."""
     from icechunk_arrow.core.ids import encode_id
-    from icechunk_arrow.core.inventories import InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
 
     held = [
         InventoryEntry(
@@ -204,7 +204,7 @@ def test_a_thousand_manifests_stay_small() -> None:
         )
         for n in range(1000)
     ]
-    node = replace(array_node(shape=(65_000, 100)), inventories=Inventories.of(held, 2))
+    node = replace(array_node(shape=(65_000, 100)), inventories=Inventory.of(held, 2))
     data = structure.encode(snapshot_of(ROOT, node))
 
     assert len(data) < 30_000
@@ -215,9 +215,9 @@ def test_numbers_of_manifests_go_with_the_rows() -> None:
     """Row counts and sizes are found again at the right manifest."""
     snapshot = structure.decode(structure.encode(SNAPSHOT), FACTS.id)
 
-    assert live_manifests.manifest_row_counts(snapshot) == {MANIFEST: 100}
+    assert snapshot.manifest_row_counts == {MANIFEST: 100}
     assert snapshot.manifest_sizes == {MANIFEST: 1234}
-    assert live_manifests.tenants(snapshot, [MANIFEST]) == {MANIFEST: {2: 100}}
+    assert snapshot.tenants([MANIFEST]) == {MANIFEST: {2: 100}}
 
 
 def facts_text(data: bytes) -> str:

@@ -26,7 +26,7 @@ def _forgotten_fillers(patch: pytest.MonkeyPatch) -> None:
         if view is None or not view.grid.contains(coord):
             return
         if self.find_chunk(view, coord) is not None:
-            self._staging.delta(view.node.id).entries[coords.encode_one(coord)] = None
+            self._staging.chunks_of(view.node.id).entries[coords.encode_one(coord)] = None
 
     patch.setattr(BaseSession, "delete_chunk", delete_chunk)
 
@@ -56,13 +56,13 @@ def _greedy_compaction(patch: pytest.MonkeyPatch) -> None:
 
 def _forgotten_rows(patch: pytest.MonkeyPatch) -> None:
     """A manifest that is written again without what goes loses one row more."""
-    original = vars(commit)["subtract"]
+    original = vars(plan)["subtract"]
 
     def subtract(table: Any, going: Any, removed: Any) -> Any:
         rest = original(table, going, removed)
         return rest.slice(1) if 0 < rest.num_rows < table.num_rows else rest
 
-    patch.setattr(commit, "subtract", subtract)
+    patch.setattr(plan, "subtract", subtract)
 
 
 DEFECTS = {

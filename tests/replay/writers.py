@@ -262,11 +262,11 @@ class Writer:
         here = rng.random() < 0.4
         done: list[Operation] = []
         for _ in range(rng.randint(1, 3)):
-            operation = draw_in_fork(rng, fork)
+            operation = draw_in_fork(rng, fork)  # type: ignore[arg-type]
             if operation is not None:
                 done.append(operation)
                 if here:
-                    perform(fork, operation, self.place.source)
+                    perform(fork, operation, self.place.source)  # type: ignore[arg-type]
         if here:
             return fork, done
         data = self._elsewhere(pickle.dumps(fork), done, self.place.source)

@@ -159,6 +159,7 @@ class Model:
             "length": row["length"],
             "etag": row.get("etag"),
             "last_modified": row.get("last_modified"),
+            "crc32c": row.get("crc32c"),
             "manifest": entry["inventory_file"].removesuffix(".parquet"),
             "inline_data": row["inline_data"],
         }

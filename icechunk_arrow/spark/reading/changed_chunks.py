@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import inside, points_of
 from icechunk_arrow.core.chunks import member_mask
 from icechunk_arrow.core.columns import from_numpy, one_array
 from icechunk_arrow.core.lazy import lazy
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.inventories import InventoryEntry
+    from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.core.log import BulkWrite, NodeName
     from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.context import Context
@@ -169,9 +170,9 @@ class ArrayChanges:
         entries = known.inventories
         chosen = np.full(len(entries), self.is_gone)
         if kept is not None:
-            chosen |= (entries.stops > np.array(kept, np.uint64)).any(axis=1)
+            chosen |= entries.boxes.leave(kept)
         for each in cleared:
-            chosen[entries.overlapping(each.extent)] = True
+            chosen |= entries.boxes.meet(each.extent)
         return [(number, entries[number]) for number in np.flatnonzero(chosen).tolist()]
 
     def _goes(self, places: Coordinates) -> Mask:
@@ -182,8 +183,7 @@ class ArrayChanges:
         if self.changes.kept is not None:
             gone |= (places >= np.array(self.changes.kept, np.uint64)).any(axis=1)
         for each in self.changes.cleared:
-            box = np.array(each.extent, np.uint64).reshape(-1, 2)
-            gone |= _all((box[:, 0] <= places) & (places < box[:, 1]))
+            gone |= inside(each.extent, places)
         return np.asarray(gone & ~self.holds(places))
 
     # -- what the log says
@@ -197,10 +197,9 @@ class ArrayChanges:
         if len(listed):
             found |= member_mask(coords.encode(places), listed)
         for bulk in self.changes.bulk:
-            box = np.array(bulk.extent, np.uint64).reshape(-1, 2)
-            inside = _all((box[:, 0] <= places) & (places < box[:, 1]))
-            if bulk.is_dense or not inside.any():
-                found |= inside
+            within = inside(bulk.extent, places)
+            if bulk.is_dense or not within.any():
+                found |= within
                 continue
             encoded = coords.encode(places)
             for rows in self._bulk(bulk, 0, bulk.chunk_count):
@@ -210,12 +209,8 @@ class ArrayChanges:
     def touches(self, places: Coordinates) -> Mask:
         """Tell of chunks of the array whether the commit changed them."""
         found = self.holds(places)
-        for number, entry in self._entries_that_go():
-            box = np.stack([self._before.inventories.starts, self._before.inventories.stops])[
-                :, number
-            ]
-            inside = _all((box[0] <= places) & (places < box[1]))
-            if inside[~found].any():
+        for _, entry in self._entries_that_go():
+            if inside(entry.extent, places)[~found].any():
                 encoded = coords.encode(places)
                 for rows in self._rows(entry, 0, entry.row_count):
                     found |= member_mask(encoded, coords.encode(rows[self._goes(rows)]))
@@ -224,7 +219,7 @@ class ArrayChanges:
     def _bulk(self, bulk: BulkWrite, start: int, stop: int) -> Iterator[Coordinates]:
         if not bulk.is_dense:
             entries = self._after.inventories
-            for number, name in enumerate(entries.manifests):
+            for number, name in enumerate(entries.names):
                 if name == bulk.manifest:
                     yield from self._rows(entries[number], start, stop)
                     return
@@ -232,15 +227,8 @@ class ArrayChanges:
                 f"the transaction log of {self.snapshot_id} says that {bulk.manifest} has chunks of "
                 f"{self.node.path}, and the snapshot does not; restore them from a copy"
             )
-        shape = tuple(stop - start for start, stop in bulk.extent)
-        first = np.array([start for start, _ in bulk.extent], np.uint64)
         for begin in range(start, stop, _BATCH):
-            numbers = np.arange(begin, min(begin + _BATCH, stop))
-            if not shape:
-                yield np.zeros((len(numbers), 0), np.uint64)
-                continue
-            places = np.stack(np.unravel_index(numbers, shape), axis=1)
-            yield places.astype(np.uint64) + first
+            yield points_of(bulk.extent, begin, min(begin + _BATCH, stop))
 
     def _rows(self, entry: InventoryEntry, start: int, stop: int) -> Iterator[Coordinates]:
         for table in self.context.files.scan_rows(
@@ -254,8 +242,3 @@ class ArrayChanges:
 
     def _decoded(self, encoded: pa.Array) -> Coordinates:
         return coords.decode(encoded, self._ndim)
-
-
-def _all(sides: Mask) -> Mask:
-    """Tell of each chunk whether something holds along every dimension."""
-    return np.asarray(sides.all(axis=1), np.bool_)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import Boxes
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.selection import chunk_ranges, edges_of
 from icechunk_arrow.errors import InvalidInputError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.grid import Grid
-    from icechunk_arrow.core.inventories import Inventories
+    from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.predicates import Predicate
     from icechunk_arrow.engine.view import ArrayView
     from icechunk_arrow.session import Session
@@ -62,7 +63,7 @@ class _Source:
     array: Any
     view: ArrayView
     chunks: tuple[npt.NDArray[np.int64], ...]
-    inventories: Inventories
+    inventories: Inventory
     """The entries that may have some of them."""
 
     @property
@@ -72,19 +73,7 @@ class _Source:
 
     def chosen(self, places: Coordinates) -> Coordinates:
         """Keep those chunks that are asked for."""
-        mask = np.ones(len(places), np.bool_)
-        for ranges, column in zip(self.chunks, places.T.astype(np.int64), strict=True):
-            mask &= _meets(ranges, column, column + 1)
-        return places[mask]
-
-
-def _meets(
-    ranges: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """Tell for each of many ranges whether it has something in common with rising ones."""
-    first = np.searchsorted(ranges[:, 1], starts, "right")
-    last = np.searchsorted(ranges[:, 0], stops, "left")
-    return np.asarray(first < last)
+        return places[Boxes(places, places + np.uint64(1)).meet_ranges(self.chunks)]
 
 
 class ChunkRows:
@@ -232,14 +221,10 @@ def _source(session: Session, path: str, where: Predicate | None) -> _Source:
     else:
         ranges = selected(dimensions_of(session, path, array), where, path)
         chunks = [chunk_ranges(each, axis) for each, axis in zip(ranges, axes, strict=True)]
-    mask = np.ones(len(entries), np.bool_)
-    for d, each in enumerate(chunks if len(entries) else ()):
-        starts, stops = (side[:, d].astype(np.int64) for side in (entries.starts, entries.stops))
-        mask &= _meets(each, starts, stops)
     return _Source(
         path=path,
         array=array,
         view=view,
         chunks=tuple(chunks),
-        inventories=entries.chosen(mask),
+        inventories=entries.chosen(entries.boxes.meet_ranges(chunks)),
     )

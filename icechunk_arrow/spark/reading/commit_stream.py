@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.boxes import boxes_of_places
+from icechunk_arrow.core.boxes import Boxes
 from icechunk_arrow.core.columns import from_numpy, from_values, indices
 from icechunk_arrow.engine.history import ancestors
 from icechunk_arrow.engine.timetravel import tip_to_read
@@ -224,7 +224,7 @@ class CommitStream:
                 continue
             for other in earlier:  # a row has all arrays, and comes with the first that changed
                 some = some[~other.touches(some)]
-            for box in boxes_of_places(some):
+            for box in Boxes.of_cells(some):
                 yield from opened.rows_of_chunks(box)
 
     def _opened_at(self, snapshot_id: str) -> GridRows | ChunkRows:

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from icechunk_arrow.core.manifest_columns import schema_of
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError, ObjectNotFoundError
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.spark.quoting import file_pattern, is_readable, spark_root
 from icechunk_arrow.spark.views.definitions import (
     Target,

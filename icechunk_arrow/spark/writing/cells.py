@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
     from icechunk_arrow.core.row_blocks import RowBlocks
     from icechunk_arrow.engine.encoded import TakeChunks
-    from icechunk_arrow.session import ForkSession, Session
+    from icechunk_arrow.session import ForkSession, OpenSession
     from icechunk_arrow.spark.writing.row_axes import RowAxis
 
     Places = npt.NDArray[np.int64]
@@ -287,7 +287,7 @@ class _Waiting:
 class _Codecs:
     """The codecs of one array, zarr's own: encodes many chunks at a time, and reads stored ones."""
 
-    def __init__(self, session: Session, path: str) -> None:
+    def __init__(self, session: OpenSession, path: str) -> None:
         self.path = path
         self._array = open_array(session, path)
         inner: Any = self._array.async_array

@@ -31,7 +31,7 @@ from icechunk_arrow.spark.writing.targets import make_arrays
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.cell_values import CellType
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession, Session
     from icechunk_arrow.spark.writing.cells import CellRules
     from icechunk_arrow.spark.writing.row_axes import NewCoordinates, ResolvedAxis, RowAxis
 
@@ -133,7 +133,7 @@ def named_paths(arrays: Any, group: str) -> list[str]:
     return [node_path(path) for path in found]
 
 
-def shared_shape(session: Session, arrays: Sequence[RowArray]) -> SharedShape | None:
+def shared_shape(session: OpenSession, arrays: Sequence[RowArray]) -> SharedShape | None:
     """Say what those of the arrays have in common that are there; None if none is."""
     first: SharedShape | None = None
     for each in arrays:
@@ -167,7 +167,7 @@ def shared_shape(session: Session, arrays: Sequence[RowArray]) -> SharedShape | 
 
 
 def dimensions_of_columns(
-    session: Session, types: Mapping[str, pa.DataType], group: str
+    session: OpenSession, types: Mapping[str, pa.DataType], group: str
 ) -> list[str] | None:
     """Find an array that has the name of a column, and whose dimensions are columns too; give these."""
     for name in types:
@@ -268,7 +268,7 @@ def _cell_type(array: Any, row: RowArray) -> CellType:
 
 
 def cells_of(
-    session: Session,
+    session: OpenSession,
     arrays: Sequence[RowArray],
     axes: Sequence[RowAxis],
     rules: CellRules,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.core.axis_lookup import Lookup
-    from icechunk_arrow.session import Session
+    from icechunk_arrow.session import OpenSession
 
     Places = npt.NDArray[np.int64]
 
@@ -155,7 +155,7 @@ class ResolvedAxis:
     new: NewCoordinates | None = field(default=None)
 
 
-def find_coordinate(session: Session, group: str, name: str) -> Stored | None:
+def find_coordinate(session: OpenSession, group: str, name: str) -> Stored | None:
     """Find the array of one dimension with a name, in a group or the nearest above."""
     folder = group.rstrip("/")
     while "/" not in name:
@@ -171,7 +171,7 @@ def find_coordinate(session: Session, group: str, name: str) -> Stored | None:
     return None
 
 
-def _stored(session: Session, path: str, array: Any) -> Stored:
+def _stored(session: OpenSession, path: str, array: Any) -> Stored:
     packed = packed_by(array.dtype, array.attrs.asdict()) if array.dtype.kind in "iuf" else []
     if packed:
         raise InvalidInputError(

@@ -1,7 +1,7 @@
-"""What a session has staged, put into columns: all arrays at once, for a commit, a log or a listing.
+"""What a session wants to commit: nodes, and the chunks of all its arrays at once, put into columns.
 
-Owns how entries, tables and deletions of many arrays become sorted rows, and which bytes that waited in memory
-go into chunk files on the way. What is staged, and how newer covers older, is the business of ``engine.staging``.
+Owns how single writes, bulk writes and deletions of many arrays become sorted rows, and which bytes that waited in
+memory go into chunk files on the way. The arrays' segments are merged before (``engine.merging``).
 """
 
 from __future__ import annotations
@@ -19,23 +19,14 @@ from icechunk_arrow.core.chunks import (
     ChunkRef,
     chunk_table,
     concat_sorted,
-    extent_of_grid,
-    keep_rows,
-    rows_of_array,
     rows_of_refs,
+    with_array_id,
 )
-from icechunk_arrow.core.columns import (
-    empty,
-    empty_table,
-    from_numpy,
-    from_values,
-    one_array,
-    to_numpy,
-)
-from icechunk_arrow.core.inventories import NO_INVENTORIES
+from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, one_array, to_numpy
+from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import NO_SINGLES, Singles
-from icechunk_arrow.core.manifests import entries_of_array
+from icechunk_arrow.engine.segments import Bulk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,17 +34,19 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.chunks import Extent
+    from icechunk_arrow.core.boxes import Box
+    from icechunk_arrow.core.inventory import Inventory
+    from icechunk_arrow.core.snapshot import Node
     from icechunk_arrow.engine.payloads import PayloadWriter, PlacedPayloads
-    from icechunk_arrow.engine.staging import ArrayDelta, Runs
+    from icechunk_arrow.engine.segments import StagedChunks
 
-__all__ = ["Gathered", "Settled", "settle"]
+__all__ = ["ChangedChunks", "Changes", "PendingFiles", "in_columns"]
 
 _BINARY = CHUNK_SCHEMA.field("coord").type
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Gathered:
+class PendingFiles:
     """Bytes that waited in memory, on their way into chunk files; sorted by (array_id, coord)."""
 
     array_ids: npt.NDArray[np.uint32]
@@ -77,30 +70,32 @@ class Gathered:
         """Wait until the writing has ended, and tell whether it went well."""
         return self.payloads.written.exception() is None
 
-    def take_over(self, deltas: Mapping[int, ArrayDelta]) -> None:
+    def take_over(self, arrays: Mapping[int, StagedChunks]) -> None:
         """Stage the references in place of the bytes."""
         refs = self.payloads.refs()
         for array_id, coord, ref in zip(self.array_ids.tolist(), self.coords, refs, strict=True):
-            deltas[array_id].entries[coord] = ref
+            arrays[array_id].entries[coord] = ref
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Settled:
+class ChangedChunks:
     """What a session did to the chunks of all its arrays, as columns."""
 
     array_ids: tuple[int, ...] = ()
     """All arrays that something happened to, rising."""
     rows: pa.Table = field(default_factory=lambda: empty_table(CHUNK_SCHEMA))
-    """References of all arrays, without those in runs, sorted by (array_id, coord)."""
+    """References of all arrays that no manifest holds yet, sorted by (array_id, coord)."""
     deleted: Singles = NO_SINGLES
     """Chunks that were deleted, whether the base has them or not."""
     present: Singles | None = None
     """Those of them that the base has; None where that was not looked at."""
-    runs: Mapping[int, Runs] = field(default_factory=dict)
+    inventories: Mapping[int, Inventory] = field(default_factory=dict)
     """By array: manifests that the session wrote already; they hold none of the rows' chunks."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of these manifests."""
     kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By array: chunks of the base outside this many along each dimension go."""
-    gathered: Gathered | None = None
+    pending: PendingFiles | None = None
     """Where bytes went that waited in memory; None where that was not asked for, or none did."""
 
     @lazy
@@ -115,53 +110,45 @@ class Settled:
 
     def chunk_count(self, array_id: int) -> int:
         """How many chunks of an array are written."""
-        runs = self.runs.get(array_id)
-        own = self.written.counts.get(array_id, 0)
-        return own + (0 if runs is None else runs.inventories.chunk_count)
+        held = self.inventories.get(array_id, NO_INVENTORY).chunk_count
+        return self.written.counts.get(array_id, 0) + held
 
-    def chunk_set(self, array_id: int, grid: Extent) -> ChunkSet:
+    def chunk_set(self, array_id: int, grid: Box) -> ChunkSet:
         """Tell which chunks of the base go: those that are written or deleted, or no longer kept."""
-        runs, kept = self.runs.get(array_id), self.kept.get(array_id)
         return ChunkSet.of(
             len(grid),
             written=self.written.of_node(array_id),
             within=grid,
             deleted=self.gone.of_node(array_id),
-            runs=NO_INVENTORIES if runs is None else runs.inventories,
-            outside=None if kept is None else extent_of_grid(kept),
+            runs=self.inventories.get(array_id, NO_INVENTORY),
+            kept=self.kept.get(array_id),
         )
 
-    @property
-    def run_sizes(self) -> dict[str, int]:
-        """Bytes of the manifests among the runs."""
-        return {name: size for runs in self.runs.values() for name, size in runs.sizes.items()}
 
-    def run_entries(self) -> list[pa.Table]:
-        """Inventory entries of the runs."""
-        return [entries_of_array(i, runs.inventories) for i, runs in self.runs.items()]
-
-
-def settle(
-    deltas: Mapping[int, ArrayDelta], writer: PayloadWriter | None = None, *, aside: bool = False
-) -> Settled:
-    """Put everything staged into columns, all arrays at once.
+def in_columns(
+    arrays: Mapping[int, StagedChunks],
+    writer: PayloadWriter | None = None,
+    *,
+    aside: bool = False,
+) -> ChangedChunks:
+    """Put everything staged into columns, all arrays at once; their segments are merged.
 
     Bytes in memory count as inline; a ``writer`` puts those that are too long for that into chunk files, ``aside``
     while the caller goes on.
     """
-    array_ids = sorted(deltas)
-    owners, keys, staged, deleted = _entries_of(array_ids, deltas)
+    array_ids = sorted(arrays)
+    owners, keys, staged, deleted = _single_writes(array_ids, arrays)
     waits = [False] * len(staged) if writer is None else writer.waiting(staged)
-    gathered = None
+    pending = None
     tables = []
     if any(waits):
         assert writer is not None
-        gathered = Gathered(
+        pending = PendingFiles(
             array_ids=owners[waits],
             coords=list(compress(keys, waits)),
             payloads=writer.start(list(compress(staged, waits)), aside=aside),  # type: ignore[arg-type]
         )
-        tables.append(gathered.rows())
+        tables.append(pending.rows())
     if not all(waits):
         stays = [not each for each in waits]
         refs = [
@@ -169,18 +156,21 @@ def settle(
             for each in compress(staged, stays)
         ]
         tables.append(rows_of_refs(owners[stays], list(compress(keys, stays)), refs))
-    return Settled(
+    bulks = {i: each for i in array_ids for each in arrays[i].segments if isinstance(each, Bulk)}
+    tables += (with_array_id(rows, i) for i, bulk in bulks.items() for rows in bulk.tables)
+    return ChangedChunks(
         array_ids=tuple(array_ids),
-        rows=_with_tables(concat_sorted(tables), deltas, deleted),
+        rows=concat_sorted(tables),
         deleted=Singles.of(deleted),
-        runs={i: deltas[i].runs for i in array_ids if len(deltas[i].runs)},
-        kept={i: kept for i in array_ids if (kept := deltas[i].kept) is not None},
-        gathered=gathered,
+        inventories={i: bulk.inventory for i, bulk in bulks.items() if len(bulk.inventory)},
+        sizes={name: size for bulk in bulks.values() for name, size in bulk.sizes.items()},
+        kept={i: kept for i in array_ids if (kept := arrays[i].kept) is not None},
+        pending=pending,
     )
 
 
-def _entries_of(
-    array_ids: Sequence[int], deltas: Mapping[int, ArrayDelta]
+def _single_writes(
+    array_ids: Sequence[int], arrays: Mapping[int, StagedChunks]
 ) -> tuple[npt.NDArray[np.uint32], list[bytes], list[ChunkRef | bytes], dict[int, pa.Array]]:
     """Give what was staged one by one, in order: arrays, coordinates, what is there; and what was deleted."""
     keys: list[bytes] = []
@@ -188,7 +178,7 @@ def _entries_of(
     counts: list[int] = []
     deleted: dict[int, pa.Array] = {}
     for array_id in array_ids:
-        entries = deltas[array_id].entries
+        entries = arrays[array_id].entries
         present = sorted(entries)
         values = list(map(entries.__getitem__, present))
         if None in values:
@@ -203,14 +193,14 @@ def _entries_of(
     return owners, keys, staged, deleted
 
 
-def _with_tables(
-    rows: pa.Table, deltas: Mapping[int, ArrayDelta], deleted: Mapping[int, pa.Array]
-) -> pa.Table:
-    """Lay rows that were staged one by one over those that came in tables."""
-    bulk = sorted(array_id for array_id, delta in deltas.items() if delta.tables)
-    if not bulk:
-        return rows
-    none = empty(_BINARY)
-    merged = [deltas[i].merged(i, rows_of_array(rows, i), deleted.get(i, none)) for i in bulk]
-    others = ~np.isin(to_numpy(rows["array_id"]), np.array(bulk, np.uint32))
-    return concat_sorted([keep_rows(rows, others), *merged])
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Changes:
+    """What a session wants to commit on a base."""
+
+    overlay: Mapping[str, Node | None]
+    chunks: ChangedChunks
+    next_node_id: int
+    attributes_before: Mapping[int, bytes | None] = field(default_factory=dict)
+    """By node, of those whose attributes changed and stood in an attributes file: what stood there."""
+    is_placement: bool = False
+    """Whether every reference that is staged names the bytes that the chunk has already."""

@@ -1,4 +1,4 @@
-"""What a commit does to the rows of live manifests: taking some out, describing what is left."""
+"""Inventories: what manifests hold of arrays, put together, taken apart, and looked into."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core import coords, manifests
-from icechunk_arrow.core.chunk_set import ChunkSet
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import volume
+from icechunk_arrow.core.chunk_set import ChunkSet, subtract
 from icechunk_arrow.core.chunks import (
     DENSE,
     concat_sorted,
     form_flags,
     rows_of_arrays,
-    volume,
 )
-from icechunk_arrow.core.inventories import Inventories, InventoryEntry
+from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, InventoryEntry, describe
 from tests.core.chunk_rows import (
     Place,
     binary,
@@ -36,7 +35,9 @@ from tests.formats.kinds import ID
 from tests.formats.strategies import chunk_tables
 
 if TYPE_CHECKING:
-    from icechunk_arrow.core.chunks import Extent
+    import pyarrow as pa
+
+    from icechunk_arrow.core.boxes import Box
 
 arrays = st.dictionaries(
     st.integers(1, 4),
@@ -53,7 +54,7 @@ def test_subtraction_takes_out_what_goes_and_nothing_else(
     """Rows of removed arrays; of others what is written, in a box, or outside what is kept."""
     table = concat_sorted([table_of(i, places) for i, places in sorted(held.items())])
     removed = data.draw(st.sets(st.integers(1, 5), max_size=2))
-    gone: dict[int, tuple[set[Place], Extent, Place | None]] = {
+    gone: dict[int, tuple[set[Place], Box, Place | None]] = {
         array_id: (
             data.draw(st.sets(st.tuples(small, small), max_size=8)),
             data.draw(boxes(2)),
@@ -61,14 +62,14 @@ def test_subtraction_takes_out_what_goes_and_nothing_else(
         )
         for array_id in data.draw(st.sets(st.integers(1, 5), max_size=3))
     }
-    left = manifests.subtract(
+    left = subtract(
         table,
         {
             array_id: ChunkSet.of(
                 2,
                 written=binary(sorted(places)),
                 boxes=[box for box in [block] if not inside(box) & set(places)],
-                outside=None if kept is None else tuple((0, stop) for stop in kept),
+                kept=kept,
             )
             for array_id, (places, block, kept) in gone.items()
         },
@@ -93,15 +94,15 @@ def test_subtraction_from_a_scalar() -> None:
     """The one chunk of an array without dimensions goes when it is named, and not by shrinking."""
     table = table_of(1, [()])
 
-    written, shrunk = ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, outside=())
-    assert manifests.subtract(table, {1: written}, ()).num_rows == 0
-    assert manifests.subtract(table, {1: shrunk}, ()).num_rows == 1
-    assert manifests.subtract(table, {2: written}, {3}).equals(table)
+    written, shrunk = ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, kept=())
+    assert subtract(table, {1: written}, ()).num_rows == 0
+    assert subtract(table, {1: shrunk}, ()).num_rows == 1
+    assert subtract(table, {2: written}, {3}).equals(table)
 
 
 def described(table: pa.Table, ndims: dict[int, int]) -> dict[int, InventoryEntry]:
     """What a manifest holds, as an entry for each array."""
-    found = manifests.inventories_by_array(manifests.describe(table, ID, ndims))
+    found = describe(table, ID, ndims).by_owner()
     assert all(len(held) == 1 for held in found.values())
     return {array_id: held[0] for array_id, held in found.items()}
 
@@ -127,7 +128,7 @@ def test_entries_describe_each_array(table: pa.Table, data: st.DataObject) -> No
 
 
 @given(st.integers(0, 3).flatmap(boxes))
-def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Extent) -> None:
+def test_a_full_box_is_dense_and_rows_are_arithmetic(extent: Box) -> None:
     """In a dense entry the row of a coordinate is its place in the extent, last index fastest."""
     table = concat_sorted([table_of(1, [(9,)]), table_of(2, sorted(inside(extent)))])
     entry = described(table, {1: 1, 2: len(extent)})[2]
@@ -181,18 +182,89 @@ def test_entries_of_many_manifests_are_sorted_by_array(data: st.DataObject) -> N
         chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(ndims)), min_size=1)))
         extents = {i: data.draw(boxes(ndims[i])) for i in chosen}
         table = concat_sorted([table_of(i, sorted(inside(extents[i]))) for i in chosen])
-        parts.append(manifests.describe(table, f"m{number}", ndims))
+        parts.append(describe(table, f"m{number}", ndims))
         row = 0
         for i in chosen:
             held[i].append(replace(entry_of(extents[i], f"m{number}"), row=row, flags=DENSE | 4))
             row += volume(extents[i])
-    together = pa.concat_tables([manifests.ENTRY_SCHEMA.empty_table(), *parts])
-    found = manifests.inventories_by_array(together)
+    together = Inventory.united([NO_INVENTORY, *parts])
+    found = together.by_owner()
 
-    assert together.schema.equals(manifests.ENTRY_SCHEMA)
     assert {i: list(each) for i, each in found.items()} == {
-        i: list(Inventories.of(entries, ndims[i])) for i, entries in held.items() if entries
+        i: list(Inventory.of(entries, ndims[i])) for i, entries in held.items() if entries
     }
-    for i, each in found.items():
-        table = manifests.entries_of_array(i, each)
-        assert list(manifests.inventories_by_array(table)[i]) == list(each)
+    ordered = together.in_order()
+    for i, ndim in ndims.items():
+        mine = ordered.of_owner(i)
+        assert list(mine) == list(found.get(i, NO_INVENTORY))
+        assert list(mine.boxes) == [entry.extent for entry in mine]
+        assert mine.names == tuple(entry.manifest for entry in mine)
+        for place in data.draw(st.lists(st.tuples(*[small] * ndim), max_size=3)):
+            expected = [e for e in mine if place in inside(e.extent)]
+            assert mine.holding(place) == expected
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> Inventory:
+    """Entries of several arrays of several ranks, in no order."""
+    parts = []
+    for owner in draw(st.lists(st.integers(0, 4), max_size=8)):
+        extent = draw(boxes(owner % 3))
+        entry = entry_of(extent, draw(st.sampled_from("abcd")), draw(st.none() | st.just(1)))
+        parts.append(Inventory.of([entry], owner % 3, owner))
+    return Inventory.united(parts)
+
+
+def listed(found: Inventory) -> list[tuple[int, InventoryEntry]]:
+    """Owners and entries."""
+    return list(zip(found.owners.tolist(), found, strict=True))
+
+
+@given(inventories(), inventories(), st.data())
+def test_inventories_as_lists_of_entries(
+    one: Inventory, other: Inventory, data: st.DataObject
+) -> None:
+    """Whatever is done to the columns is what would be done to a list of entries."""
+    numbers = np.array(data.draw(st.permutations(range(len(one)))), np.int64)
+    numbers = numbers[: data.draw(st.integers(0, len(one)))]
+    some = one.chosen(numbers)
+    assert listed(some) == [listed(one)[number] for number in numbers.tolist()]
+    assert listed(some.named()) == listed(some)
+    assert some.named().manifests == tuple(dict.fromkeys(some.names))
+    both = Inventory.united([one, some, other])
+    assert listed(both) == [*listed(one), *listed(some), *listed(other)]
+    assert sorted(both.manifests) == sorted(set(both.names))
+    ordered = sorted(listed(both), key=lambda e: (e[0], e[1].extent, e[1].manifest))
+    assert [(e[0], e[1].extent) for e in listed(both.in_order())] == [
+        (e[0], e[1].extent) for e in ordered
+    ]
+    assert listed(both.without({"a", "c"})) == [
+        each for each in listed(both) if each[1].manifest not in {"a", "c"}
+    ]
+    assert one.chunk_count == sum(entry.row_count for entry in one)
+    sums = dict.fromkeys(one.manifests, 0)
+    for entry in one:
+        sums[entry.manifest] += entry.row_count
+    assert one.row_sums().tolist() == list(sums.values())
+    places = np.array([3, -1, 0, 4, 1], np.int64)
+    assert listed(one.moved(places)) == sorted(
+        ((int(places[owner]), entry) for owner, entry in listed(one) if places[owner] >= 0),
+        key=lambda each: each[0],
+    )
+    touched = {2, 3}
+    by_owner = sorted(listed(both), key=lambda each: each[0])
+    expected = [
+        each
+        for owner in range(5)
+        for each in (
+            sorted(
+                (e for e in by_owner if e[0] == owner), key=lambda e: (e[1].extent, e[1].manifest)
+            )
+            if owner in touched
+            else [e for e in by_owner if e[0] == owner]
+        )
+    ]
+    found = listed(both.in_order(touched=np.array(sorted(touched))))
+    assert [(owner, e.extent, e.manifest) for owner, e in found] == [
+        (owner, e.extent, e.manifest) for owner, e in expected
+    ]

@@ -1,0 +1,355 @@
+"""What a session has staged of one array: a list of segments, each over those before it, and all over the base.
+
+A segment never changes. There are bulk writes (rows in memory, and manifests that no snapshot names yet), single
+writes that something newer came over, and tombstones: an array that shrank. On top stand the single writes that
+still go on. Newer wins. Reading goes through the list from its end (:meth:`StagedChunks.find`), and whoever needs
+each chunk once keeps what is newer beside what is older (:class:`Newer`); ``engine.merging`` makes one of many.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icechunk_arrow.core import coords
+from icechunk_arrow.core.boxes import inside, points_of
+from icechunk_arrow.core.chunk_set import ChunkSet
+from icechunk_arrow.core.chunks import (
+    CHUNK_SCHEMA,
+    ChunkRef,
+    extent_of,
+    keep_rows,
+    member_mask,
+    ref_of_row,
+)
+from icechunk_arrow.core.columns import from_values, one_array
+from icechunk_arrow.core.inventory import NO_INVENTORY
+from icechunk_arrow.engine.lookup import find_ref
+from icechunk_arrow.engine.manifest_file import wrong_file
+from icechunk_arrow.errors import CorruptFileError
+from icechunk_arrow.formats.layout import FileKind, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from icechunk_arrow.core.boxes import Boxes
+    from icechunk_arrow.core.inventory import Inventory, InventoryEntry
+    from icechunk_arrow.engine.files import Files
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "UNSAID",
+    "Bulk",
+    "Memory",
+    "Newer",
+    "Segment",
+    "Shrunk",
+    "Staged",
+    "StagedChunks",
+    "coordinates_within",
+    "entry_coordinates",
+    "entry_tables",
+    "keys_of",
+]
+
+Staged = ChunkRef | bytes | None
+"""A reference, bytes that are not written yet, or None for a deleted chunk."""
+_Unsaid = type("_Unsaid", (), {"__repr__": lambda _: "UNSAID"})
+UNSAID = _Unsaid()
+"""In place of a staged value: a segment says nothing of the chunk."""
+_BATCH_ROWS = 100_000
+_COORDINATES = ("array_id", "coord")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Single writes and deletions."""
+
+    entries: Mapping[bytes, Staged]
+
+    def find(self, _: Files, key: bytes, __: tuple[int, ...]) -> object:
+        """Tell what is said of a chunk."""
+        return self.entries.get(key, UNSAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bulk:
+    """Many references at once: manifests, and rows that are left to the commit; no chunk stands there twice."""
+
+    tables: tuple[pa.Table, ...] = ()
+    """Sorted rows in memory."""
+    inventory: Inventory = NO_INVENTORY
+    """Manifests that were written, and that no snapshot names yet."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of these manifests."""
+    array_id: int = 0
+    """The array that their rows are marked with; after a rebase the array may have another id."""
+    tenants: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Of manifests that hold rows of several arrays, which arrays these are."""
+
+    def find(self, files: Files, key: bytes, coord: tuple[int, ...]) -> object:
+        """Tell what is said of a chunk."""
+        for table in self.tables:
+            column = one_array(table["coord"])
+            row = bisect_left(range(len(column)), key, key=lambda i: column[i].as_py())
+            if row < len(column) and column[row].as_py() == key:
+                return ref_of_row(table, row)
+        if not len(self.inventory):
+            return UNSAID
+        found = find_ref(files, self.array_id, self.inventory, coord)
+        return UNSAID if found is None else found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shrunk:
+    """A tombstone: nothing below counts outside a grid of so many chunks along each dimension."""
+
+    counts: tuple[int, ...]
+
+    def find(self, _: Files, __: bytes, coord: tuple[int, ...]) -> object:
+        """Tell what is said of a chunk."""
+        is_left = all(i < count for i, count in zip(coord, self.counts, strict=True))
+        return UNSAID if is_left else None
+
+
+Segment = Memory | Bulk | Shrunk
+
+
+def keys_of(entries: Mapping[bytes, Staged]) -> pa.Array:
+    """Give the encoded coordinates of single writes."""
+    return from_values(list(entries), CHUNK_SCHEMA.field("coord").type)
+
+
+@dataclass(slots=True, eq=False)
+class StagedChunks:
+    """Uncommitted chunks of one array."""
+
+    segments: tuple[Segment, ...] = ()
+    """Oldest first."""
+    entries: dict[bytes, Staged] = field(default_factory=dict)
+    """Single writes, over all segments."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is staged."""
+        return not (self.entries or self.segments)
+
+    def copy(self) -> StagedChunks:
+        """Give the same, to go back to."""
+        entries = dict(self.entries)  # first, as whoever looks for a chunk does
+        return StagedChunks(self.segments, entries)
+
+    def newest_first(self) -> list[Segment]:
+        """Give all segments, single writes first."""
+        # in this order: a reader in another thread may see something twice, and never nothing
+        top = [Memory(self.entries)] if self.entries else []
+        return [*top, *reversed(self.segments)]
+
+    def find(self, files: Files, coord: tuple[int, ...]) -> object:
+        """Tell what is staged of a chunk; ``UNSAID`` if nothing, so that the base counts."""
+        key = coords.encode_one(coord)
+        found: object = self.entries.get(key, UNSAID)
+        if found is not UNSAID:
+            return found
+        for segment in reversed(self.segments):
+            found = segment.find(files, key, coord)
+            if found is not UNSAID:
+                return found
+        return UNSAID
+
+    def add(self, bulk: Bulk) -> None:
+        """Lay a bulk write over everything.
+
+        Single writes that it has no chunk of may as well stay on top. Those of which only its rows could tell
+        become a segment below it.
+        """
+        covered = unsure = np.zeros(0, np.bool_)
+        keys = keys_of(self.entries)
+        if len(keys):
+            ndim = len(coords.decode_one(keys[0].as_py()))
+            chunks = ChunkSet.of(ndim, runs=bulk.inventory)
+            covered = chunks.mask(keys)
+            for table in bulk.tables:
+                covered |= member_mask(keys, one_array(table["coord"]))
+            unsure = np.zeros(len(keys), np.bool_)
+            if len(chunks.sparse):
+                unsure = ~covered & chunks.sparse.boxes.inside(coords.decode(keys, ndim))
+        below = (Memory(dict(compress(self.entries.items(), unsure.tolist()))),)
+        # segments first: a reader in another thread then sees each single write at least once
+        self.segments = (*self.segments, *(below if unsure.any() else ()), bulk)
+        for key in compress(keys.to_pylist(), (covered | unsure).tolist()):
+            del self.entries[key]
+
+    def spill(self, bulk: Bulk) -> None:
+        """Put a bulk write in place of the single writes that it was made of; deletions stay."""
+        self.segments = (*self.segments, bulk)
+        self.entries = {key: value for key, value in self.entries.items() if value is None}
+
+    def shrink(self, counts: tuple[int, ...]) -> None:
+        """Drop what lies outside a smaller grid, for ever."""
+        self.entries = {
+            key: value
+            for key, value in self.entries.items()
+            if all(i < n for i, n in zip(coords.decode_one(key), counts, strict=True))
+        }
+        kept = (_within(segment, counts) for segment in self.segments)
+        segments = [segment for segment in kept if segment is not None]
+        if segments and isinstance(last := segments[-1], Shrunk):
+            segments[-1] = Shrunk(tuple(map(min, last.counts, counts)))
+        else:
+            segments.append(Shrunk(counts))
+        self.segments = tuple(segments)
+
+    @property
+    def kept(self) -> tuple[int, ...] | None:
+        """The grid outside of which nothing of the base counts; None where the array did not shrink."""
+        grids = [each.counts for each in self.segments if isinstance(each, Shrunk)]
+        return tuple(map(min, *grids)) if len(grids) > 1 else grids[0] if grids else None
+
+
+def _within(segment: Segment, counts: tuple[int, ...]) -> Segment | None:
+    """Let go of what a segment has in memory outside a grid; None where nothing is left of it."""
+    if isinstance(segment, Bulk):
+        limit = np.array(counts, np.uint64)
+        tables = []
+        for table in segment.tables:
+            points = coords.decode(one_array(table["coord"]), len(counts))
+            mask = np.asarray((points < limit).all(axis=1))
+            if mask.any():
+                tables.append(keep_rows(table, mask))
+        return (
+            Bulk(
+                tables=tuple(tables),
+                inventory=segment.inventory,
+                sizes=segment.sizes,
+                array_id=segment.array_id,
+                tenants=segment.tenants,
+            )
+            if tables or len(segment.inventory)
+            else None
+        )
+    return segment
+
+
+class Newer:
+    """What newer segments say: which chunks of older ones, or of the base, do not count any more.
+
+    Parameters
+    ----------
+    past_cache
+        Whether manifests with holes, which have to be read, are read past the cache.
+    """
+
+    def __init__(self, files: Files, ndim: int, *, past_cache: bool = True) -> None:
+        self._files = files
+        self._ndim = ndim
+        self._past_cache = past_cache
+        self._sets: list[tuple[ChunkSet, int]] = []
+
+    def add(self, segment: Segment) -> None:
+        """Take in a segment that is older than those before."""
+        ndim = self._ndim
+        if isinstance(segment, Shrunk):
+            self.add_set(ChunkSet.of(ndim, kept=segment.counts))
+        elif isinstance(segment, Memory):
+            self.add_set(ChunkSet.of(ndim, written=keys_of(segment.entries)))
+        else:
+            for table in segment.tables:
+                self.add_set(ChunkSet.of(ndim, written=one_array(table["coord"])))
+            if len(segment.inventory):
+                self.add_set(ChunkSet.of(ndim, runs=segment.inventory), segment.array_id)
+
+    def add_set(self, chunks: ChunkSet, array_id: int = 0) -> None:
+        """Take in any set of chunks, whose sparse manifests hold them as those of an array."""
+        self._sets.append((chunks, array_id))
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether there is anything newer."""
+        return bool(self._sets)
+
+    def touching(self, boxes: Boxes) -> set[int]:
+        """Tell in which of some extents something may not count."""
+        return {number for chunks, _ in self._sets for number in chunks.touching(boxes)}
+
+    def covers(self, entry: InventoryEntry) -> bool:
+        """Whether nothing of an entry counts, as its extent shows without reading its rows."""
+        return any(chunks.covers(entry) for chunks, _ in self._sets)
+
+    def mask(self, column: pa.Array) -> Mask:
+        """For each of some encoded coordinates, whether something newer says what there is in its place."""
+        found = np.zeros(len(column), np.bool_)
+        if not len(column):
+            return found
+        for chunks, array_id in self._sets:
+            found |= chunks.mask(column)
+            if not len(chunks.sparse):
+                continue
+            met = np.flatnonzero(chunks.sparse.boxes.meet(extent_of(column, self._ndim)))
+            for number in met.tolist():
+                for some in self._coordinates(array_id, chunks.sparse[number]):
+                    found |= member_mask(column, coords.encode(some))
+        return found
+
+    def _coordinates(
+        self, array_id: int, entry: InventoryEntry
+    ) -> Iterator[npt.NDArray[np.uint64]]:
+        return entry_coordinates(self._files, array_id, entry, past_cache=self._past_cache)
+
+
+# -- the rows of an inventory's entries
+
+
+def entry_coordinates(
+    files: Files, array_id: int, entry: InventoryEntry, *, past_cache: bool
+) -> Iterator[npt.NDArray[np.uint64]]:
+    """Give the coordinates of an entry's chunks; where they fill its extent, nothing is read."""
+    if entry.is_dense:
+        for start in range(0, entry.row_count, _BATCH_ROWS):
+            yield points_of(entry.extent, start, min(start + _BATCH_ROWS, entry.row_count))
+        return
+    columns = _COORDINATES if past_cache else None
+    for table in entry_tables(files, array_id, entry, past_cache=past_cache, columns=columns):
+        yield coordinates_within(table, entry)
+
+
+def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np.uint64]:
+    """Decode the coordinates of an entry's rows, which its extent must contain."""
+    key = key_of(FileKind.MANIFEST, entry.manifest)
+    try:
+        found = coords.decode(one_array(table["coord"]), len(entry.extent))
+    except CorruptFileError as error:
+        raise wrong_file(key, str(error)) from None
+    if not inside(entry.extent, found).all():
+        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
+    return found
+
+
+def entry_tables(
+    files: Files,
+    array_id: int,
+    entry: InventoryEntry,
+    *,
+    past_cache: bool,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """Give an array's rows in one manifest, by row groups, checked to be the array's."""
+    first, last = entry.row, entry.row + entry.row_count
+    if past_cache:
+        yield from files.scan_rows(entry.manifest, array_id, first, last, columns=columns)
+        return
+    row = first
+    while row < last:
+        rows, at = files.rows_at(entry.manifest, row)
+        stop = min(at + last - row, len(rows))
+        rows.check_owner(array_id, at, stop)
+        yield rows.table.slice(at, stop - at)
+        row += stop - at
