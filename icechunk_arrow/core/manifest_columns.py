@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 import pyarrow as pa
@@ -244,6 +244,7 @@ TABLES_FORM = reduce(or_, (each.flag for each in IN_TABLES))
 """The flags of files that have all of these."""
 
 
+@cache
 def schema_of(form: int) -> pa.Schema:
     """Give the Arrow schema of a manifest file with these form flags, without statistics."""
     return pa.schema(
