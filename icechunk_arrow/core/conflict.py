@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +22,14 @@ from icechunk_arrow.core.coords import decode, decode_one
 from icechunk_arrow.core.log import ChunkChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
     from icechunk_arrow.core.log import BulkWrite, NodeName, TransactionLog
+
+    Known = Mapping[tuple[int, str], pa.Array]
+    """Coordinates of sparse writes, by array and manifest."""
 
 __all__ = [
     "BasicConflictSolver",
@@ -40,6 +43,8 @@ __all__ = [
     "conflicts",
     "cuts_off",
     "given_way",
+    "sparse_writes",
+    "to_be_read",
 ]
 
 MOST_LISTED = 1000
@@ -147,12 +152,9 @@ class BasicConflictSolver(ConflictSolver):
 def conflicts(
     ours: TransactionLog,
     theirs: TransactionLog,
-    coords_of: Callable[[int, BulkWrite], pa.Array],
+    known: Known,
 ) -> tuple[Conflict, ...]:
-    """Find every reason why ``ours`` cannot simply follow ``theirs``.
-
-    ``coords_of`` gives the coordinates of a bulk write whose extent has holes.
-    """
+    """Find every reason why ``ours`` cannot simply follow ``theirs``; :func:`to_be_read` asks for what is ``known``."""
     if theirs.keeps_values:  # what is placed elsewhere is no matter of ours
         return ()
     if theirs.moved or ours.moved:
@@ -165,14 +167,31 @@ def conflicts(
             ),
         )
     found = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
-    found += _of_chunks(ours, theirs, coords_of)
+    found += _of_chunks(ours, theirs, known)
     return (*found, *_of_deletions(ours, theirs))
 
 
-def given_way(
-    node_id: int, theirs: TransactionLog, coords_of: Callable[[BulkWrite], pa.Array]
-) -> ChunkSet | None:
-    """Tell which chunks that were only placed elsewhere by us have to give way to what they did.
+def to_be_read(ours: TransactionLog, theirs: TransactionLog) -> list[tuple[int, BulkWrite]]:
+    """Ask for bulk writes, by array, of which extents do not tell whether both touched a chunk."""
+    if theirs.keeps_values:
+        return []
+    others = {node.id for node in (*theirs.created, *theirs.deleted)}
+    return [
+        (node_id, bulk)
+        for node_id in ours.chunks
+        if node_id in theirs.chunks and node_id not in others
+        for mine, other in permutations((ours.chunks[node_id], theirs.chunks[node_id]))
+        for bulk in sparse_writes(_meeting(mine, other))
+    ]
+
+
+def sparse_writes(changes: ChunkChanges) -> list[BulkWrite]:
+    """Give the bulk writes whose extents have holes: only their manifests tell which chunks they are."""
+    return [bulk for bulk in changes.bulk if not bulk.is_dense]
+
+
+def given_way(node_id: int, theirs: TransactionLog) -> ChunkChanges | None:
+    """Tell what chunks that were only placed elsewhere by us have to give way to.
 
     None stands for all of the array's chunks.
     """
@@ -181,7 +200,7 @@ def given_way(
         return None
     found = theirs.chunks.get(node_id, ChunkChanges())
     placed = (*theirs.relocated.get(node_id, ()), *theirs.annotated.get(node_id, ()))
-    return chunks_of(replace(found, bulk=(*found.bulk, *placed)), coords_of)
+    return replace(found, bulk=(*found.bulk, *placed))
 
 
 def _of(kind: ConflictType, node: NodeName) -> Conflict:
@@ -231,7 +250,7 @@ def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
 def _of_chunks(
     ours: TransactionLog,
     theirs: TransactionLog,
-    coords_of: Callable[[int, BulkWrite], pa.Array],
+    known: Known,
 ) -> list[Conflict]:
     deleted = {node.id for node in theirs.deleted}
     created = {node.id for node in theirs.created}
@@ -247,7 +266,7 @@ def _of_chunks(
         if node_id in updated:
             found.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
         if node_id in theirs.chunks:
-            found += _of_double_updates(node, ours, theirs, partial(coords_of, node_id))
+            found += _of_double_updates(node, ours, theirs, known)
     return found
 
 
@@ -255,13 +274,14 @@ def _of_double_updates(
     node: NodeName,
     ours: TransactionLog,
     theirs: TransactionLog,
-    coords_of: Callable[[BulkWrite], pa.Array],
+    known: Known,
 ) -> list[Conflict]:
     mine, other = ours.chunks[node.id], theirs.chunks[node.id]
     found = []
     if cuts_off(mine, other) or cuts_off(other, mine):
         found.append(_of(ConflictType.ChunkDoubleUpdate, node))
-    chunks, count = _both(mine, other, coords_of)
+    of_node = {manifest: coords for (i, manifest), coords in known.items() if i == node.id}
+    chunks, count = _both(mine, other, of_node)
     if count:
         found.append(
             Conflict(
@@ -287,9 +307,12 @@ def cuts_off(mine: ChunkChanges, other: ChunkChanges) -> bool:
     return bool((decode(other.single, len(kept)) >= np.array(kept, np.uint64)).any())
 
 
-def chunks_of(changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array]) -> ChunkSet:
-    """Tell which chunks were written, deleted or cut off, there or not."""
-    return replace(_chunks_of(changes, coords_of, _rank(changes)), kept=changes.kept)
+def chunks_of(changes: ChunkChanges, known: Mapping[str, pa.Array]) -> ChunkSet:
+    """Tell which chunks were written, deleted or cut off, there or not.
+
+    ``known`` are the coordinates of sparse writes, by manifest.
+    """
+    return replace(_chunks_of(changes, known, _rank(changes)), kept=changes.kept)
 
 
 def _rank(changes: ChunkChanges) -> int:
@@ -301,11 +324,9 @@ def _rank(changes: ChunkChanges) -> int:
     return len(decode_one(bytes_at(changes.single, 0))) if len(changes.single) else 0
 
 
-def _chunks_of(
-    changes: ChunkChanges, coords_of: Callable[[BulkWrite], pa.Array], ndim: int
-) -> ChunkSet:
+def _chunks_of(changes: ChunkChanges, known: Mapping[str, pa.Array], ndim: int) -> ChunkSet:
     single = [changes.single]
-    single += [coords_of(bulk) for bulk in changes.bulk if not bulk.is_dense]
+    single += [known[bulk.manifest] for bulk in sparse_writes(changes)]
     boxes = [bulk.extent for bulk in changes.bulk if bulk.is_dense]
     boxes += [each.extent for each in changes.cleared]
     return ChunkSet.of(ndim, deleted=pa.concat_arrays(single), boxes=boxes)
@@ -314,12 +335,12 @@ def _chunks_of(
 def _both(
     mine: ChunkChanges,
     other: ChunkChanges,
-    coords_of: Callable[[BulkWrite], pa.Array],
+    known: Mapping[str, pa.Array],
 ) -> tuple[list[tuple[int, ...]], int]:
     """Find the chunks that both wrote or deleted: the first of them, and how many."""
     ndim = _rank(mine)
-    ours = _chunks_of(_meeting(mine, other), coords_of, ndim)
-    theirs = _chunks_of(_meeting(other, mine), coords_of, ndim)
+    ours = _chunks_of(_meeting(mine, other), known, ndim)
+    theirs = _chunks_of(_meeting(other, mine), known, ndim)
     in_both = [ours.coordinates.filter(_mask(theirs.mask(ours.coordinates)))]
     rest = theirs.coordinates.filter(_mask(ours.mask(theirs.coordinates)))
     in_both.append(rest.filter(_mask(~member_mask(rest, in_both[0]))))

@@ -6,13 +6,19 @@ Reads the commits in between, asks the pure conflict rules, and moves the change
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
-from icechunk_arrow.core.conflict import chunks_of, conflicts, cuts_off, given_way
+from icechunk_arrow.core.conflict import (
+    chunks_of,
+    conflicts,
+    cuts_off,
+    given_way,
+    sparse_writes,
+    to_be_read,
+)
 from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.changes import in_columns
 from icechunk_arrow.engine.history import ancestors
@@ -24,8 +30,9 @@ from icechunk_arrow.errors import ConflictError, RebaseFailedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_arrow.core.chunk_set import ChunkSet
     from icechunk_arrow.core.conflict import Conflict, ConflictSolver
-    from icechunk_arrow.core.log import BulkWrite, TransactionLog
+    from icechunk_arrow.core.log import ChunkChanges, TransactionLog
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.context import Context
@@ -87,9 +94,15 @@ def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
     )
 
 
-def _coords_of(context: Context, node_id: int, bulk: BulkWrite) -> pa.Array:
+def _chunks_of(context: Context, node_id: int, theirs: ChunkChanges) -> ChunkSet:
+    """Tell which chunks of an array a commit touched; manifests with holes are read."""
+    names = {bulk.manifest for bulk in sparse_writes(theirs)}
+    return chunks_of(theirs, {name: _coords_in(context, node_id, name) for name in names})
+
+
+def _coords_in(context: Context, node_id: int, manifest: str) -> pa.Array:
     """Read which chunks of an array a manifest has."""
-    table = context.files.read_manifest(bulk.manifest)
+    table = context.files.read_manifest(manifest)
     mine = from_numpy(to_numpy(table["array_id"]) == node_id, pa.bool_())
     return one_array(table["coord"]).filter(mine)
 
@@ -97,10 +110,10 @@ def _coords_of(context: Context, node_id: int, bulk: BulkWrite) -> pa.Array:
 def _give_way(context: Context, staging: Staging, theirs: TransactionLog) -> None:
     """Take back what was placed elsewhere of all that a commit touched."""
     for node_id, staged in list(staging.arrays.items()):
-        chunks = given_way(node_id, theirs, partial(_coords_of, context, node_id))
-        if chunks is not None:
-            merge(context, staged, node_id, without=chunks)
-        if chunks is None or staged.is_empty:
+        changes = given_way(node_id, theirs)
+        if changes is not None:
+            merge(context, staged, node_id, without=_chunks_of(context, node_id, changes))
+        if changes is None or staged.is_empty:
             del staging.arrays[node_id]
 
 
@@ -112,12 +125,14 @@ def _settle(
     theirs: TransactionLog,
     snapshot_id: str,
 ) -> None:
-    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
+    known = {}
+    for node_id, bulk in to_be_read(ours, theirs):
         if bulk.manifest == UNCOMMITTED:
-            return in_columns({node_id: staging.arrays[node_id]}).written.coords
-        return _coords_of(context, node_id, bulk)
-
-    found = conflicts(ours, theirs, coords_of)
+            coords = in_columns({node_id: staging.arrays[node_id]}).written.coords
+        else:
+            coords = _coords_in(context, node_id, bulk.manifest)
+        known[node_id, bulk.manifest] = coords
+    found = conflicts(ours, theirs, known)
     resolution = solver.solve(found)
     # what was cut off as a whole cannot be given back in parts
     lost = {i for i in resolution.drop_chunks_of if cuts_off(ours.chunks[i], theirs.chunks[i])}
@@ -132,7 +147,7 @@ def _settle(
             conflicts=unsolved,
         )
     for node_id in resolution.drop_chunks_of:
-        changed = chunks_of(theirs.chunks[node_id], partial(coords_of, node_id))
+        changed = _chunks_of(context, node_id, theirs.chunks[node_id])
         merge(context, staging.arrays[node_id], node_id, without=changed)
 
 

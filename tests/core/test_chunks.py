@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -155,6 +156,31 @@ def test_keeping_rows(count: int, random: Random) -> None:
         kept = chunks.keep_rows(table, mask)
         assert kept.schema.equals(table.schema)
         assert keys_of(kept) == [k for k, m in zip(keys_of(table), mask, strict=True) if m]
+
+
+@given(
+    st.lists(
+        st.sampled_from([ID, "x" * 19, "ä" * 10, "", "s3://b/k", "mem:5678901234567890", "a/b"])
+        | st.text(st.sampled_from("ab:/é"), max_size=24),
+        min_size=1,
+    )
+)
+def test_native_or_virtual_is_one_rule(names: list[str]) -> None:
+    """One name, a column of names, coded or not, and SQL say the same; of bare names that are no ids too."""
+    expected = [chunks.is_virtual(name) for name in names]
+    column = from_values(names, pa.string())
+    named = pa.table({"chunk_file": column})
+
+    assert chunks.are_virtual(column).tolist() == expected
+    assert chunks.are_virtual(column.slice(1)).tolist() == expected[1:]
+    found = duckdb.connect().sql(f"SELECT {chunks.IS_VIRTUAL_SQL} FROM named")
+    assert [row[0] for row in found.fetchall()] == expected
+    rows = table_of(*(ChunkRef(file=name, length=1) for name in names))
+    assert named.num_rows == rows.num_rows
+    flags = [8 if each else 4 for each in expected]
+    assert chunks.kinds_of_rows(rows).tolist() == flags
+    assert chunks.kinds_of_rows(chunks.with_coded_files(rows)).tolist() == flags
+    assert [ChunkRef(file=name).kind == "virtual" for name in names] == expected
 
 
 def test_names_as_long_as_a_native_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from icechunk_arrow.core.conflict import (
     VersionSelection,
     chunks_of,
     conflicts,
+    to_be_read,
 )
 from icechunk_arrow.core.coords import decode_one, encode_one
 from icechunk_arrow.core.log import (
@@ -43,9 +45,30 @@ INNER = NodeName(id=4, path="/g/x", type="array")
 NOTHING = TransactionLog()
 
 
-def never(node_id: int, bulk: BulkWrite) -> pa.Array:
-    """Dense writes are known by their extent: nobody looks at their coordinates."""
-    raise AssertionError(bulk)
+Sides = tuple[ChunkChanges, set[Any], dict[Any, set[Any]]]
+Known = dict[tuple[int, str], pa.Array]
+NOTHING_READ: Known = {}
+"""Dense writes are known by their extent: nobody looks at their coordinates."""
+
+
+def with_manifests(name: str, side: Sides) -> tuple[ChunkChanges, Known]:
+    """Give each bulk write of a side a manifest of its own, and what would be read there."""
+    changes_, _, holes = side
+    bulk = [replace(each, manifest=f"{name}{n}") for n, each in enumerate(changes_.bulk)]
+    known = {
+        (A.id, each.manifest): encoded(holes[each.extent]) for each in bulk if not each.is_dense
+    }
+    return replace(changes_, bulk=tuple(bulk)), known
+
+
+def conflicts_of(mine: Sides, other: Sides) -> tuple[Conflict, ...]:
+    """What is found by reading no more than is asked for."""
+    (ours, known), (theirs, more) = with_manifests("m", mine), with_manifests("o", other)
+    both = log(chunks={A: ours}), log(chunks={A: theirs})
+    asked = {(node_id, bulk.manifest) for node_id, bulk in to_be_read(*both)}
+    return conflicts(
+        *both, {key: coords for key, coords in {**known, **more}.items() if key in asked}
+    )
 
 
 def log(**facts: Any) -> TransactionLog:
@@ -91,7 +114,7 @@ def box(*extent: tuple[int, int], count: int | None = None) -> BulkWrite:
 
 def kinds(ours: TransactionLog, theirs: TransactionLog) -> list[tuple[ConflictType, str]]:
     """Types and paths of what is found."""
-    return [(c.conflict_type, c.path) for c in conflicts(ours, theirs, never)]
+    return [(c.conflict_type, c.path) for c in conflicts(ours, theirs, NOTHING_READ)]
 
 
 def test_there_are_the_eleven_types() -> None:
@@ -225,7 +248,7 @@ def test_what_does_not_go_together(case: str) -> None:
     ours, theirs, expected = CASES[case]
 
     assert kinds(ours, theirs) == expected
-    unsolved = ConflictDetector().solve(conflicts(ours, theirs, never)).unsolved
+    unsolved = ConflictDetector().solve(conflicts(ours, theirs, NOTHING_READ)).unsolved
     assert [(c.conflict_type, c.path) for c in unsolved] == expected
 
 
@@ -268,7 +291,7 @@ def test_what_goes_together(case: str) -> None:
     ours, theirs = PEACE[case]
 
     assert kinds(ours, theirs) == []
-    assert not ConflictDetector().solve(conflicts(ours, theirs, never)).unsolved
+    assert not ConflictDetector().solve(conflicts(ours, theirs, NOTHING_READ)).unsolved
 
 
 coordinates: st.SearchStrategy[Any] = st.sets(
@@ -312,16 +335,7 @@ def test_chunks_that_both_touched(
     other: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
 ) -> None:
     """Singles, full boxes and boxes with holes: a conflict exactly where a chunk is in both."""
-
-    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
-        found = [held[2][bulk.extent] for held in (mine, other) if bulk in held[0].bulk]
-        if len(found) == 2 and found[0] != found[1]:
-            found = [
-                next(held[2] for held in (mine, other) if bulk is held[0].bulk[0])[bulk.extent]
-            ]
-        return from_values([encode_one(place) for place in found[0]], pa.binary())
-
-    found = conflicts(log(chunks={A: mine[0]}), log(chunks={A: other[0]}), coords_of)
+    found = conflicts_of(mine, other)
     both = mine[1] & other[1]
 
     assert bool(found) == bool(both)
@@ -369,14 +383,9 @@ def test_bulk_against_bulk(
     other: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
 ) -> None:
     """Boxes of both sides, with holes or without, and single chunks: every common one counts once."""
-
-    def coords_of(node_id: int, bulk: BulkWrite) -> pa.Array:
-        holes = next(held[2] for held in (mine, other) if any(bulk is b for b in held[0].bulk))
-        return from_values(sorted(map(encode_one, holes[bulk.extent])), pa.binary())
-
     both = mine[1] & other[1]
     for ours, theirs in ((mine, other), (other, mine)):
-        found = conflicts(log(chunks={A: ours[0]}), log(chunks={A: theirs[0]}), coords_of)
+        found = conflicts_of(ours, theirs)
         assert [c.chunk_count for c in found] == [len(both)] * bool(both)
         for conflict in found:
             listed = conflict.conflicted_chunks or ()
@@ -389,12 +398,9 @@ def test_the_chunks_of_changes(
     side: tuple[ChunkChanges, set[Any], dict[Any, set[Any]]],
 ) -> None:
     """Full boxes stay boxes; single chunks and those of boxes with holes are named one by one."""
-    changes_, touched, holes = side
-
-    def coords_of(bulk: BulkWrite) -> pa.Array:
-        return from_values(sorted(map(encode_one, holes[bulk.extent])), pa.binary())
-
-    found = chunks_of(changes_, coords_of)
+    changes_, touched, _ = side
+    named, known = with_manifests("m", side)
+    found = chunks_of(named, {manifest: coords for (_, manifest), coords in known.items()})
     single = set(map(decode_one, found.coordinates.to_pylist()))
     dense = [bulk.extent for bulk in changes_.bulk if bulk.is_dense]
 
@@ -406,7 +412,7 @@ def test_two_large_boxes_are_compared_by_their_extents() -> None:
     """A hundred million chunks on each side: the count is exact, and no more are enumerated than are named."""
     ours = log(chunks={A: ChunkChanges(bulk=(box((0, 10_000), (0, 10_000)),))})
     theirs = log(chunks={A: ChunkChanges(bulk=(box((9_000, 20_000), (5_000, 15_000)),))})
-    (found,) = conflicts(ours, theirs, never)
+    (found,) = conflicts(ours, theirs, NOTHING_READ)
 
     assert found.chunk_count == 1_000 * 5_000
     assert found.conflicted_chunks == tuple((9_000, 5_000 + n) for n in range(MOST_LISTED))
@@ -415,7 +421,9 @@ def test_two_large_boxes_are_compared_by_their_extents() -> None:
 def test_a_conflict_lists_so_many_chunks_and_counts_all() -> None:
     """Errors stay readable."""
     places = [(n,) for n in range(MOST_LISTED + 5)]
-    (found,) = conflicts(log(chunks={A: wrote(*places)}), log(chunks={A: wrote(*places)}), never)
+    (found,) = conflicts(
+        log(chunks={A: wrote(*places)}), log(chunks={A: wrote(*places)}), NOTHING_READ
+    )
 
     assert found.conflicted_chunks == tuple(places[:MOST_LISTED])
     assert found.chunk_count == MOST_LISTED + 5
@@ -425,9 +433,23 @@ def test_boxes_with_holes_are_looked_into_only_where_they_matter() -> None:
     """A manifest is read for its coordinates only when the other side comes near."""
     holed = ChunkChanges(bulk=(box((0, 10), (0, 10), count=2),))
 
-    assert not conflicts(log(chunks={A: holed}), log(chunks={A: wrote((10, 3))}), never)
-    with pytest.raises(AssertionError):
-        conflicts(log(chunks={A: holed}), log(chunks={A: wrote((9, 3))}), never)
+    ours = log(chunks={A: holed})
+    far, near = (log(chunks={A: wrote(place)}) for place in ((10, 3), (9, 3)))
+
+    assert to_be_read(ours, far) == []
+    assert not conflicts(ours, far, NOTHING_READ)
+    assert to_be_read(ours, near) == to_be_read(near, ours) == [(A.id, holed.bulk[0])]
+    assert conflicts(ours, near, {(A.id, ID): encoded([(9, 3), (0, 0)])})
+    assert not conflicts(ours, near, {(A.id, ID): encoded([(9, 4), (0, 0)])})
+
+
+def test_an_id_that_both_gave_out_is_no_reason_to_read() -> None:
+    """A node of theirs with the id of one of ours is another array, of whatever rank."""
+    ours = log(chunks={A: ChunkChanges(bulk=(box((0, 10), (0, 10), count=2),))})
+    theirs = log(created=[A], chunks={A: ChunkChanges(bulk=(box((0, 10), count=2),))})
+
+    assert to_be_read(ours, theirs) == []
+    assert not conflicts(ours, theirs, NOTHING_READ)
 
 
 def found(kind: ConflictType, node_id: int = 1) -> Conflict:
