@@ -37,7 +37,7 @@ from icechunk_arrow.core.columns import (
     one_array,
     to_numpy,
     validity,
-    widened,
+    resized,
 )
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
@@ -299,7 +299,7 @@ def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
 def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray:
     wanted = field.type
     if field.name == "length" and column.type == pa.uint32():
-        column = pa.chunked_array([widened(part, wanted) for part in column.chunks], wanted)
+        column = pa.chunked_array([resized(part, wanted) for part in column.chunks], wanted)
     if pa.types.is_dictionary(column.type):
         wanted = pa.dictionary(pa.int32(), field.type)
     if not field.nullable and column.null_count:
