@@ -35,9 +35,9 @@ from icechunk_arrow.core.columns import (
     from_values,
     offsets_and_data,
     one_array,
+    resized,
     to_numpy,
     validity,
-    resized,
 )
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats import envelope
