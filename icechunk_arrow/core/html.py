@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +12,8 @@ __all__ = ["html_of"]
 
 def html_of(title: str, facts: Mapping[str, str]) -> str:
     """Make a table of facts; empty ones are left out."""
+    from html import escape  # noqa: PLC0415  (only notebooks wait for it)
+
     rows = "".join(
         f"<tr><th style='text-align:left;vertical-align:top'>{escape(name)}</th>"
         f"<td style='text-align:left'><pre style='margin:0'>{escape(value)}</pre></td></tr>"

@@ -32,9 +32,9 @@ from icechunk_arrow.core.columns import (
     from_values,
     offsets_and_data,
     one_array,
+    resized,
     to_numpy,
     validity,
-    widened,
 )
 from icechunk_arrow.core.manifest_columns import (
     COLUMNS,
@@ -270,7 +270,7 @@ def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
 def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray:
     wanted = field.type
     if field.name == "length" and column.type == pa.uint32():
-        column = pa.chunked_array([widened(part, wanted) for part in column.chunks], wanted)
+        column = pa.chunked_array([resized(part, wanted) for part in column.chunks], wanted)
     if pa.types.is_dictionary(column.type):
         wanted = pa.dictionary(pa.int32(), field.type)
     if not field.nullable and column.null_count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -230,8 +231,51 @@ def test_distinct_gives_each_number_once_rising(numbers: list[int]) -> None:
 
 
 @given(st.lists(st.none() | st.integers(0, 2**16 - 1), max_size=20), st.integers(0, 20))
-def test_widened_numbers_are_those_that_arrow_casts(values: list[int | None], start: int) -> None:
-    """Nulls stay nulls, of a part of a column too."""
+def test_resized_numbers_are_those_that_arrow_casts(values: list[int | None], start: int) -> None:
+    """Nulls stay nulls, of a part of a column too; wider and narrow again."""
     narrow = columns.from_values(values, pa.uint16()).slice(start)
+    wide = narrow.cast(pa.uint64())
 
-    assert columns.widened(narrow, pa.uint64()).equals(narrow.cast(pa.uint64()))
+    assert columns.resized(narrow, pa.uint64()).equals(wide)
+    assert columns.resized(wide, pa.uint16()).equals(narrow)
+    assert columns.conform(wide, pa.uint16()).equals(narrow)
+
+
+@pytest.mark.parametrize("value", [1 << 16, (1 << 64) - 1])
+def test_a_number_that_does_not_fit_is_refused(value: int) -> None:
+    """Alone, beside others and beside nulls; what stands under a null does not count."""
+    for values in ([value], [1, value], [None, value]):
+        with pytest.raises(pa.ArrowInvalid):
+            columns.conform(columns.from_values(values, pa.uint64()), pa.uint16())
+    under_null = columns.from_numpy(
+        np.array([value, 1], np.uint64), pa.uint64(), np.array([False, True])
+    )
+    assert columns.conform(under_null, pa.uint16()).to_pylist() == [None, 1]
+
+
+@given(st.lists(st.none() | st.datetimes(timezones=st.just(UTC)), max_size=9), st.integers(0, 9))
+def test_times_are_those_of_python(moments: list[datetime | None], start: int) -> None:
+    """Into a column and out of it, in pieces too, as pyarrow does, and without it."""
+    kind = pa.timestamp("us", "UTC")
+    found = columns.from_values(moments, kind)
+
+    assert found.equals(pa.array(moments, kind))
+    assert columns.to_values(found) == moments
+    pieces = pa.chunked_array([found.slice(start), found], kind)
+    assert columns.to_values(pieces) == pieces.to_pylist()
+    texts = columns.from_values(["a", None], pa.string())
+    assert columns.to_values(texts) == ["a", None]
+
+
+def test_scalars_are_those_of_pyarrow() -> None:
+    """One value with a type, for compute functions."""
+    for value, kind in ((3, pa.uint16()), ("x", pa.string()), (True, pa.bool_())):
+        assert columns.scalar(value, kind).equals(pa.scalar(value, kind))
+
+
+def test_arrays_of_other_types() -> None:
+    """What our schemas do not know is built by pyarrow; ``valid`` is False where it is null."""
+    found = columns.any_array([b"a", b"b"], pa.large_binary(), np.array([True, False]))
+
+    assert found.equals(pa.array([b"a", None], pa.large_binary()))
+    assert columns.any_array([1.5]).type == pa.float64()

@@ -114,6 +114,16 @@ def test_the_wide_schema_differs_in_widths_alone() -> None:
     ).replace("uint16", "")
 
 
+def test_the_stored_schema_is_the_one_that_pyarrow_stores() -> None:
+    """A reader on Arrow finds the types that were written, for narrow and for wide files."""
+    for schema in (structure.SCHEMA, structure.WIDE_SCHEMA):
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, schema, use_compliant_nested_type=False) as writer:
+            writer.write_table(schema.empty_table())
+        stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).metadata[b"ARROW:schema"]
+        assert envelope._stored_schema(schema) == stored.decode()
+
+
 def test_list_items_have_their_documented_name_in_parquet() -> None:
     """Readers that do not know Arrow see ``item`` too, not ``element``."""
     columns = pq.read_metadata(io.BytesIO(structure.encode(SNAPSHOT))).schema
