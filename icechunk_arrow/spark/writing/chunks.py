@@ -158,7 +158,7 @@ class GridTasks:
     def table(self) -> pa.Table:
         """Say it of each array as a row."""
         lists = pa.list_(pa.int64())
-        return pa.table(
+        return pa.Table.from_pydict(
             {
                 "_icechunk_path": from_values(list(self.paths), pa.string()),
                 "_icechunk_steps": from_values(self.steps.tolist(), lists),

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
+from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.quoting import identifier
@@ -361,8 +362,7 @@ class _RowsWrite:
         """Settle how the values of a column become places along a dimension."""
 
         def distinct() -> pa.Array:
-            found = rows.select(identifier(column)).distinct().toArrow().column(0)
-            return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+            return one_array(rows.select(identifier(column)).distinct().toArrow().column(0))
 
         request = AxisRequest(
             name=name,
