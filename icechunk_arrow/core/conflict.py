@@ -154,7 +154,10 @@ def conflicts(
     theirs: TransactionLog,
     known: Known,
 ) -> tuple[Conflict, ...]:
-    """Find every reason why ``ours`` cannot simply follow ``theirs``; :func:`to_be_read` asks for what is ``known``."""
+    """Find every reason why ``ours`` cannot simply follow ``theirs``.
+
+    What has to be ``known`` for it :func:`to_be_read` says beforehand.
+    """
     if theirs.keeps_values:  # what is placed elsewhere is no matter of ours
         return ()
     if theirs.moved or ours.moved:

@@ -10,7 +10,7 @@ import pytest
 from icechunk_arrow.core import manifest_columns as declared
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.manifest_columns import COLUMNS, IN_TABLES, schema_of
-from icechunk_arrow.tables.schemas import OVER_CHUNKS
+from icechunk_arrow.tables.schemas import TABLES
 
 FORMS = (declared.WIDE, declared.HAS_CHECKS, declared.HAS_CRC, declared.HAS_SUMS)
 
@@ -47,7 +47,7 @@ def test_references_and_tables_have_what_is_declared() -> None:
     assert in_memory == [each.name for each in COLUMNS if each.name in in_memory]
     assert len(ChunkRef._fields) == len(in_memory) - 2
     assert ChunkRef._fields[2:] == tuple(in_memory[4:])
-    shown = OVER_CHUNKS["chunks"]
+    shown = TABLES["chunks"]
     assert [name for name in shown.names if name in in_memory] == [each.name for each in IN_TABLES]
     assert all(shown.field(each.name).type == each.in_tables for each in IN_TABLES)
     assert "crc32c" in shown.names
