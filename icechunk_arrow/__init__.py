@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import SnapshotInfo
     from icechunk_arrow.engine.compaction import ChunkCompaction
     from icechunk_arrow.engine.config import RepositoryConfig
-    from icechunk_arrow.engine.diff import Diff
+    from icechunk_arrow.engine.history import Diff
     from icechunk_arrow.engine.rewriting import ManifestRewrite
     from icechunk_arrow.repository import Repository
     from icechunk_arrow.session import ForkSession, Session
@@ -122,7 +122,7 @@ _HOMES = {
     "core.snapshot": ("SnapshotInfo",),
     "engine.compaction": ("ChunkCompaction",),
     "engine.config": ("RepositoryConfig",),
-    "engine.diff": ("Diff",),
+    "engine.history": ("Diff",),
     "engine.rewriting": ("ManifestRewrite",),
     "repository": ("Repository",),
     "session": ("ForkSession", "Session"),

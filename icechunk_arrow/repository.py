@@ -12,9 +12,8 @@ from icechunk_arrow.core.html import html_of
 from icechunk_arrow.core.ids import check_id
 from icechunk_arrow.engine import opening
 from icechunk_arrow.engine.commit import check_message
-from icechunk_arrow.engine.history import full_ancestors
+from icechunk_arrow.engine.history import full_ancestors, resolve, tip_to_read, tip_to_write
 from icechunk_arrow.engine.opening import CACHE_BYTES, Choices
-from icechunk_arrow.engine.timetravel import resolve, tip_to_read, tip_to_write
 from icechunk_arrow.errors import AlreadyExistsError, RepositoryNotFoundError
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.session import Session
@@ -441,6 +440,6 @@ class Repository:
 
     def export_state(self) -> None:
         """Publish ``state.json``: all snapshots, branches and tags in one file, for other readers."""
-        from icechunk_arrow.engine.exporting import export_state  # noqa: PLC0415
+        from icechunk_arrow.engine.state_catalog import export_state  # noqa: PLC0415
 
         export_state(self._context)

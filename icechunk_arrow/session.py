@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from icechunk_arrow.engine.view import ArrayView
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.zarr import IcechunkStore
 
 __all__ = ["ForkSession", "OpenSession", "Session"]

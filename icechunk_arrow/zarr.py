@@ -2,7 +2,7 @@
 
 The only asynchronous code of the package. What is at hand (memory, local disk, small things) is answered on
 the spot; everything else runs in a pool of threads, so that many requests to an object store are in flight.
-What one turn of the event loop asks for there is one moment: neighbours in a file come with one request.
+What one turn of the event loop asks for there is read jointly: neighbours in a file come with one request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.core.locations import is_far
-from icechunk_arrow.engine.joining import Moment
+from icechunk_arrow.engine.joint_reads import JointReads
 from icechunk_arrow.engine.keyspace import Keyspace
 from icechunk_arrow.engine.listing import BATCH_ROWS
 from icechunk_arrow.engine.virtual import check_location
@@ -118,13 +118,15 @@ class IcechunkStore(Store):
         access = session._context.access  # noqa: SLF001
         self._sync = self._fast and not any(map(is_far, access.prefixes))
         self._pool: ThreadPoolExecutor | None = None
-        self._moments: WeakKeyDictionary[asyncio.AbstractEventLoop, Moment] = WeakKeyDictionary()
+        self._joint_reads: WeakKeyDictionary[asyncio.AbstractEventLoop, JointReads] = (
+            WeakKeyDictionary()
+        )
         renew_in_forks(self)
 
     def renew_after_fork(self) -> None:
         """Forget threads that were not forked, and what they were asked for."""
         self._pool = None
-        self._moments = WeakKeyDictionary()
+        self._joint_reads = WeakKeyDictionary()
 
     @property
     def session(self) -> BaseSession:
@@ -261,19 +263,19 @@ class IcechunkStore(Store):
     ) -> bytes | memoryview | None:
         """Read together with everything else that this turn of the event loop asks for."""
         loop = asyncio.get_running_loop()
-        moment = self._moments.get(loop)
-        if moment is None:
+        joint = self._joint_reads.get(loop)
+        if joint is None:
 
             def later(seconds: float, then: Callable[[], None]) -> None:
                 loop.call_soon_threadsafe(loop.call_later, seconds, then)
 
-            moment = Moment(self._keys.read_part, self._keys.part_to_fetch, self._submit, later)
-            self._moments[loop] = moment
+            joint = JointReads(self._keys.read_part, self._keys.part_to_fetch, self._submit, later)
+            self._joint_reads[loop] = joint
             loop.call_soon(self._begin, loop)
-        return await asyncio.wrap_future(moment.ask(look, bounds))
+        return await asyncio.wrap_future(joint.ask(look, bounds))
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._moments.pop(loop).start()
+        self._joint_reads.pop(loop).start()
 
     async def get_partial_values(
         self,

@@ -134,7 +134,7 @@ def test_fsspec_is_imported_by_storage_alone() -> None:
 
 
 LASTING = {"Lock", "RLock", "Condition", "Semaphore", "ThreadPoolExecutor", "Future"}
-WITHIN_A_CALL = {"ManifestWriter", "Moment", "_Load"}
+WITHIN_A_CALL = {"ManifestWriter", "JointReads", "_Load"}
 """Classes whose locks and threads do not outlive the calls of those who share them."""
 
 

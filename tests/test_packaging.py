@@ -38,7 +38,7 @@ def test_the_wheel_has_what_it_needs(tmp_path: Path) -> None:
 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
-    code = "from icechunk_arrow.sql_texts import read_sql; print(read_sql('tables/chunks.sql'))"
+    code = "from icechunk_arrow.tables.sql import read_sql; print(read_sql('tables/chunks.sql'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -1,7 +1,12 @@
-"""The command that runs a query of the inspection library by its name, and lists what there is."""
+"""The command that runs a query of the inspection library by its name, and lists what there is.
+
+Owns also what DuckDB and Arrow meet, as errors of ours; and that DuckDB has to be installed.
+"""
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +16,6 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.failures import query_failures
 from icechunk_arrow.cli.options import Format
 from icechunk_arrow.cli.output import emit, text_table
 from icechunk_arrow.errors import InvalidInputError
@@ -19,9 +23,37 @@ from icechunk_arrow.repository import Repository
 from icechunk_arrow.tables.inspections import OBSERVED, find_inspection, inspection_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["emit_inspection", "emit_inspections", "inspect"]
+__all__ = ["emit_inspection", "emit_inspections", "inspect", "query_failures"]
+
+_TRACEBACK = "Traceback (most recent call last)"
+_ERROR_NAME = re.compile(r"^(?:\s+.*\n)*[\w.]+: ")
+
+
+@contextmanager
+def query_failures(what: str) -> Iterator[None]:
+    """Say what DuckDB and Arrow meet as errors of ours, without their tracebacks."""
+    try:
+        import duckdb  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise InvalidInputError("SQL needs DuckDB: pip install 'icechunk-arrow[duckdb]'") from error
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise InvalidInputError(f"{what} failed: {_without_traceback(str(error))}") from error
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _without_traceback(text: str) -> str:
+    """Leave the message alone, where DuckDB was told of an error in Python by its traceback."""
+    if _TRACEBACK not in text:
+        return text
+    message = text.rpartition("\n  File ")[2].partition("\n")[2]
+    return _ERROR_NAME.sub("", message)
 
 
 def inspect(

@@ -1,19 +1,22 @@
-"""Commands that ask in SQL: a query, a prompt, and a script for DuckDB alone."""
+"""Commands that ask in SQL: a query, a prompt, and a script for DuckDB alone.
+
+DuckDB looks for signals now and then only, and misses those that come while it is deep in a query. So it works in
+a thread of its own, and Ctrl-C tells it to stop.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.failures import query_failures
-from icechunk_arrow.cli.inspecting import emit_inspection
-from icechunk_arrow.cli.interrupting import InterruptibleRows, interruptible
+from icechunk_arrow.cli.inspecting import emit_inspection, query_failures
 from icechunk_arrow.cli.output import emit, emit_text
 from icechunk_arrow.cli.prompt import converse
 from icechunk_arrow.errors import InvalidInputError
@@ -22,15 +25,18 @@ from icechunk_arrow.tables.inspections import list_inspections
 from icechunk_arrow.tables.schemas import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
     from icechunk_arrow.cli.options import Format
 
-__all__ = ["sql", "sql_script"]
 
+__all__ = ["InterruptibleRows", "interruptible", "sql", "sql_script"]
+
+_T = TypeVar("_T")
+_AGAIN_SECONDS = 0.1
 _SCHEMA = "icechunk"
 _BATCH_ROWS = 65_536
 _NAMES = """SELECT view_name AS name FROM duckdb_views() WHERE schema_name = $1 AND view_name[1] <> '_'
@@ -38,6 +44,32 @@ UNION SELECT column_name FROM duckdb_columns() WHERE schema_name = $1
 UNION SELECT function_name FROM duckdb_functions() WHERE schema_name = $1 AND function_name[1] <> '_'
 ORDER BY name"""
 _ONE_WORD = re.compile(r"\s*(\w+)\s*;?\s*")
+
+
+def interruptible(con: Any, work: Callable[[], _T]) -> _T:
+    """Do what takes a connection long; an interrupt ends it, and is raised when it has ended."""
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(work)
+        try:
+            return under_way.result()
+        except KeyboardInterrupt:
+            while not under_way.done():
+                con.interrupt()  # one that comes between two statements is forgotten
+                wait([under_way], _AGAIN_SECONDS)
+            raise
+
+
+class InterruptibleRows:
+    """The rows of a query that runs while they are read."""
+
+    def __init__(self, con: Any, reader: pa.RecordBatchReader) -> None:
+        self._con = con
+        self._reader = reader
+        self.schema: pa.Schema = reader.schema
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        """Give the next rows."""
+        return interruptible(self._con, self._reader.read_next_batch)
 
 
 def sql(

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.axis_lookup import canonical, shown
 from icechunk_arrow.core.cell_blocks import native_dtype
-from icechunk_arrow.core.cf_time import TimeUnits, find_time_units
-from icechunk_arrow.core.cf_values import packed_by
+from icechunk_arrow.core.cf import TimeUnits, find_time_units, packed_by
 from icechunk_arrow.core.columns import bitmap, to_numpy, validity
 
 if TYPE_CHECKING:

@@ -1,8 +1,11 @@
 """Chunk coordinates as sortable bytes: whole columns at a time, both ways.
 
-A coordinate is written as one variable-length integer (RFC 9000, section 16) per dimension, each in its
-shortest form: 1, 2, 4 or 8 bytes, big endian, the top two bits saying which. Shortest form makes the
-order of the bytes the order of the tuples, and a fixed leading index a prefix. ``()`` is ``b""``.
+A coordinate is written as one variable-length integer (RFC 9000, section 16) per dimension, each in its shortest
+form: 1, 2, 4 or 8 bytes, big endian, the top two bits saying which. Shortest form makes the order of the bytes the
+order of the tuples, and a fixed leading index a prefix. ``()`` is ``b""``.
+
+A coordinate itself says how many indices it has, so columns that hold chunks of many arrays, such as those of a
+log, become lists of indices (``decode_lists``). Where the rank is known, ``decode`` is faster and stricter.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
-from icechunk_arrow.core.columns import binary_from_numpy, offsets_and_data, offsets_of
+from icechunk_arrow.core.columns import (
+    binary_from_numpy,
+    bitmap,
+    from_numpy,
+    offsets_and_data,
+    offsets_of,
+    validity,
+)
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -24,7 +34,16 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint64]
 
-__all__ = ["MAX_INDEX", "as_words", "decode", "decode_one", "encode", "encode_one"]
+__all__ = [
+    "INDEX_LIST",
+    "MAX_INDEX",
+    "as_words",
+    "decode",
+    "decode_lists",
+    "decode_one",
+    "encode",
+    "encode_one",
+]
 
 MAX_INDEX = 2**62 - 1
 _FORMS = ((1, 0), (2, 1 << 14), (4, 2 << 30), (8, 3 << 62))
@@ -37,6 +56,8 @@ _BLOCK_ROWS = 1 << 15
 """So many rows are worked on at once that what lies between two steps stays in the processor's cache."""
 _MASKS = (np.arange(_WORD) < np.arange(_WORD + 1)[:, None]).view(np.uint64)[:, 0]
 """By size: which bytes of a word are kept, first ones first."""
+INDEX_LIST = pa.list_(pa.int64())
+"""Type of a chunk's place along each dimension."""
 
 
 def encode_one(coord: Sequence[int]) -> bytes:
@@ -233,3 +254,44 @@ def _fault(coord: bytes, ndim: int) -> str | None:
             return "is not in its shortest form"
         position += size
     return f"has more than {ndim} indices" if position != len(coord) else None
+
+
+def decode_lists(coords: pa.Array) -> pa.Array:
+    """Decode a binary column into lists of indices; null stays null.
+
+    Raises
+    ------
+    CorruptFileError
+        A value ends within an index.
+    """
+    offsets, data = offsets_and_data(coords)
+    valid = validity(coords)
+    place = offsets[:-1].astype(np.int64)
+    stop = np.where(valid, offsets[1:], offsets[:-1]).astype(np.int64)
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    rows, found = [], []
+    waiting = np.flatnonzero(place < stop)
+    while len(waiting):
+        at = place[waiting]
+        size = np.int64(1) << (padded[at] >> 6).astype(np.int64)
+        value = (padded[at] & 63).astype(np.int64)
+        for byte in range(1, int(size.max())):
+            longer = size > byte
+            value[longer] = value[longer] << 8 | padded[at[longer] + byte]
+        place[waiting] = at + size
+        if (place[waiting] > stop[waiting]).any():
+            raise CorruptFileError("a chunk coordinate ends within an index")
+        rows.append(waiting)
+        found.append(value)
+        waiting = waiting[place[waiting] < stop[waiting]]
+    every = np.concatenate([np.empty(0, np.int64), *rows])
+    order = np.argsort(every, kind="stable")
+    values = np.concatenate([np.empty(0, np.int64), *found])[order]
+    lengths = np.bincount(every, minlength=len(coords))
+    nulls = bitmap(valid)
+    return pa.Array.from_buffers(
+        INDEX_LIST,
+        len(coords),
+        [nulls, pa.py_buffer(offsets_of(lengths))],
+        children=[from_numpy(values, pa.int64())],
+    )

@@ -1,15 +1,17 @@
-"""Which chunks an array has, and which part of the array each of them covers.
+"""Which chunks an array has, which part of the array each of them covers, and how many bytes an element takes.
 
-Owns the meaning of the `chunk_grid` member of a Zarr document. Must not know how a chunk is named
-in a key, nor where one is stored.
+Owns the meaning of the members `chunk_grid` and `data_type` of a Zarr document, as far as sizes go. Must not know
+how a chunk is named in a key, nor where one is stored.
 
-A rectilinear grid may say "a million million chunks of length 1" in twenty bytes, so chunks are
-kept as runs of equal edges and never written out; a regular axis is one run without an end.
+A rectilinear grid may say "a million million chunks of length 1" in twenty bytes, so chunks are kept as runs of
+equal edges and never written out; a regular axis is one run without an end. A data type that nobody knows here has
+no size, rather than a wrong one.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -24,13 +26,36 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["MAX_CHUNK_INDEX", "MAX_LENGTH", "Axis", "Grid", "grid_of"]
+__all__ = ["MAX_CHUNK_INDEX", "MAX_LENGTH", "Axis", "Grid", "grid_of", "item_size_of"]
 
 MAX_LENGTH = 2**63 - 1
 """The greatest extent and chunk edge: numpy indexes nothing longer."""
 
 MAX_CHUNK_INDEX = 2**62 - 1
 """The greatest chunk index: what a coord in a manifest can hold (`coords.MAX_INDEX`)."""
+_SIZES = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "numpy.datetime64": 8,
+    "numpy.timedelta64": 8,
+}
+_OF_CONFIGURED_LENGTH = frozenset({"fixed_length_utf32", "null_terminated_bytes", "raw_bytes"})
+_OF_FIELDS = frozenset({"struct", "structured"})
+_RAW_BITS = re.compile(r"r([1-9][0-9]{0,17})\Z")
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,3 +344,46 @@ def _first_runs(
         if chunk_count == 0:
             break
     return first
+
+
+def item_size_of(data_type: Any) -> int | None:
+    """Give the bytes of one element, uncompressed; None where they differ or the type is not known.
+
+    Parameters
+    ----------
+    data_type
+        The member ``data_type`` of a document: a name, or an object with a name and a configuration.
+    """
+    match data_type:
+        case str(name) | {"name": str(name)} if name in _SIZES:
+            return _SIZES[name]
+        case str(name):
+            return _raw(name)
+        case {"name": str(name), "configuration": {"length_bytes": int(size)}} if (
+            name in _OF_CONFIGURED_LENGTH and 0 <= size <= _LARGEST
+        ):
+            return size
+        case {"name": str(name), "configuration": {"fields": list(fields)}} if name in _OF_FIELDS:
+            return _total(fields)
+        case _:
+            return None
+
+
+def _raw(name: str) -> int | None:
+    bits = _RAW_BITS.match(name)
+    return int(bits[1]) // 8 if bits and int(bits[1]) % 8 == 0 else None
+
+
+def _total(fields: list[Any]) -> int | None:
+    """Add up the fields of a structure: pairs of name and type, or objects with these members."""
+    sizes: list[int] = []
+    for member in fields:
+        match member:
+            case [_, data_type] | {"data_type": data_type}:
+                size = item_size_of(data_type)
+            case _:
+                return None
+        if size is None:
+            return None
+        sizes.append(size)
+    return sum(sizes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from icechunk_arrow.core.path_patterns import LONGEST_PATTERN, PathPattern
+from icechunk_arrow.core.paths import LONGEST_PATTERN, PathPattern
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.settings import (
     LARGEST,

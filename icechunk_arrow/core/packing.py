@@ -20,7 +20,7 @@ import pyarrow as pa
 from icechunk_arrow.core.columns import from_values, indices
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.manifest_settings import DEFAULT_SET
-from icechunk_arrow.core.path_patterns import may_match
+from icechunk_arrow.core.paths import may_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

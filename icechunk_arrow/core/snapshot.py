@@ -1,6 +1,8 @@
 """Snapshots and nodes: what a structure file says, as values.
 
-A snapshot may have a hundred thousand nodes: they are made when asked for.
+A snapshot may have a hundred thousand nodes, and a session that looks for one chunk needs one of them. So rows are
+held as the file has them (``NodeRows``): nodes are made, and columns brought into another width, when somebody
+asks.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from icechunk_arrow.core.columns import conformed, to_numpy
 from icechunk_arrow.core.documents import join_document
 from icechunk_arrow.core.grid import Grid, grid_of
 from icechunk_arrow.core.html import html_of
@@ -20,14 +24,13 @@ from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.errors import NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    import pyarrow as pa
+    import numpy.typing as npt
 
     from icechunk_arrow.core.boxes import Box
     from icechunk_arrow.core.documents import ArrayColumns
-    from icechunk_arrow.core.node_rows import NodeRows
 
 __all__ = [
     "ENTRY_BYTES",
@@ -36,6 +39,7 @@ __all__ = [
     "AttributesRef",
     "MadeFrom",
     "Node",
+    "NodeRows",
     "Snapshot",
     "SnapshotFacts",
     "SnapshotInfo",
@@ -49,6 +53,51 @@ ENTRY_BYTES = 200
 _SINGLY = 16
 """Who has asked for so many nodes will ask for more, and is given those beside them too."""
 _BLOCK = 256
+
+
+class NodeRows:
+    """Columns in one of several widths.
+
+    Parameters
+    ----------
+    held
+        The rows, with the names of ``schema``.
+    schema
+        The width in which they are asked for.
+    """
+
+    def __init__(self, held: pa.Table, schema: pa.Schema) -> None:
+        self.held = held
+        self._schema = schema
+        self._conformed: dict[pa.Schema, list[pa.Array] | None] = {}
+
+    @classmethod
+    def of(cls, table: pa.Table) -> NodeRows:
+        """Hold rows that were made here, in the schema in which they are asked for."""
+        rows = cls(table, table.schema)
+        rows.table = table
+        return rows
+
+    @lazy
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """The nodes' ids, which no other column has to be brought into shape for."""
+        return to_numpy(self.held["id"]).astype(np.uint32)
+
+    @lazy
+    def table(self) -> pa.Table:
+        """The rows in their one schema."""
+        columns = self.in_width(self._schema)
+        assert columns is not None, "the one schema has room for everything"
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def in_width(self, schema: pa.Schema) -> Sequence[pa.Array] | None:
+        """Give the columns in the width of a schema; None where it is too narrow."""
+        if schema not in self._conformed:
+            try:
+                self._conformed[schema] = conformed(self.held, schema)
+            except pa.ArrowInvalid:
+                self._conformed[schema] = None
+        return self._conformed[schema]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
 """A Delta table of chunk inventories: brought up to date, and asked which snapshot a version shows.
 
-Owns the order of steps and what happens when two do them at once. What changes is worked out in ``differences``,
-what commits say of themselves in ``notes``.
+Owns the order of steps, and what happens when two processes take them at once. What commits say of themselves is
+worked out in ``notes``.
+
+Which rows change from one snapshot to another follows from two structure files alone: manifests never change, and
+every chunk stands in exactly one live manifest, so the rows of a manifest come and go together.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from icechunk_arrow.delta import notes
-from icechunk_arrow.delta.differences import everything, replacement
 from icechunk_arrow.delta.notes import Note, app_id, encode, placed, shown_after
 from icechunk_arrow.delta.tables import delta_table, lost_race
 from icechunk_arrow.engine.context import new_id, now
@@ -26,7 +30,8 @@ from icechunk_arrow.spark.quoting import identifier, text
 from icechunk_arrow.spark.views.session import check_place, naming_gone_files, reading_chunks
 from icechunk_arrow.spark.writing.tasks import job_description
 from icechunk_arrow.tables.attaching import members_of
-from icechunk_arrow.tables.chunk_rows import root_uri
+from icechunk_arrow.tables.node_changes import own_manifests
+from icechunk_arrow.tables.queries import root_uri
 from icechunk_arrow.tables.schemas import REPOSITORY, TABLES, with_repository
 from icechunk_arrow.tables.selection import Selection
 
@@ -35,19 +40,79 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
 
-    from icechunk_arrow.delta.differences import Replacement
+    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.delta.notes import Commit, Shown
     from icechunk_arrow.delta.tables import DeltaTable
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.tables.attaching import Place
 
-__all__ = ["Publication", "publish", "published", "snapshot_of", "version_of"]
+__all__ = [
+    "Publication",
+    "Replacement",
+    "everything",
+    "publish",
+    "published",
+    "replacement",
+    "snapshot_of",
+    "version_of",
+]
 
 _log = logging.getLogger(__name__)
 _TRIES = 20
 _MOST_NAMED = 5_000
 """So many manifests a condition may name; it stands in the table's log. Beyond, all rows are replaced."""
 _ROWS_A_FILE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """Rows of these manifests go, and rows of those come; a manifest in both has other rows than before."""
+
+    gone: frozenset[str]
+    new: frozenset[str]
+    row_count: int
+    """Rows that come."""
+    whole: bool = False
+    """Whether all rows of the repository go, whatever manifests they are of."""
+
+
+def everything(after: Snapshot) -> Replacement:
+    """Put all rows of a snapshot in place of whatever is there."""
+    new = frozenset(after.manifest_sizes)
+    return Replacement(gone=frozenset(), new=new, row_count=_row_count(after, new), whole=True)
+
+
+def replacement(before: Snapshot, after: Snapshot) -> Replacement:
+    """Tell what has to be done to rows of one snapshot for them to be those of another.
+
+    The two may stand anywhere in the repository's history.
+    """
+    renamed = _renamed(before, after)
+    gone = frozenset(own_manifests(before, after)) | renamed
+    new = frozenset(own_manifests(after, before)) | renamed
+    return Replacement(gone=gone, new=new, row_count=_row_count(after, new))
+
+
+def _renamed(before: Snapshot, after: Snapshot) -> frozenset[str]:
+    """Find manifests that both have, with chunks of arrays whose paths differ."""
+    moved = [
+        node_id
+        for node_id, row in before.rows_by_id.items()
+        if node_id in after.rows_by_id
+        and before.paths[row] != after.paths[after.rows_by_id[node_id]]
+    ]
+    if not moved:
+        return frozenset()
+    entries = after.entries
+    rows = [after.rows_by_id[node_id] for node_id in moved]
+    codes = np.unique(entries.codes[np.isin(entries.owners, rows)])
+    names = (entries.manifests[code] for code in codes.tolist())
+    return frozenset(name for name in names if name in before.manifest_sizes)
+
+
+def _row_count(snapshot: Snapshot, manifests: frozenset[str]) -> int:
+    entries = snapshot.entries
+    return int(entries.row_counts[entries.of_manifests(manifests)].sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

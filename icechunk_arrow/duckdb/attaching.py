@@ -14,8 +14,8 @@ from icechunk_arrow.duckdb.definitions import names_in, schema_statements
 from icechunk_arrow.duckdb.reading import CheckedSource, checked_files
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
-from icechunk_arrow.tables.dialect import DUCKDB
 from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.sql import DUCKDB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

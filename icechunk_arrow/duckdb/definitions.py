@@ -9,14 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.chunk_rows import Source
-from icechunk_arrow.tables.dialect import DUCKDB
 from icechunk_arrow.tables.manifests import inventory_table
 from icechunk_arrow.tables.nodes import grid_run_table
-from icechunk_arrow.tables.queries import chunk_relations, chunk_tables
+from icechunk_arrow.tables.queries import Source, chunk_relations, chunk_tables
 from icechunk_arrow.tables.scans import plan_scans, plan_scans_by_array
 from icechunk_arrow.tables.schemas import CHUNK_TABLES, GRID_RUNS, METADATA_TABLES
+from icechunk_arrow.tables.sql import DUCKDB, fill, statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow.duckdb.definitions import SnapshotSource, names_in, schema_statements
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
-from icechunk_arrow.sql_texts import fill, statement
 from icechunk_arrow.tables.attaching import Attachment
-from icechunk_arrow.tables.chunk_rows import root_uri
-from icechunk_arrow.tables.dialect import DUCKDB
 from icechunk_arrow.tables.metadata import metadata_table
-from icechunk_arrow.tables.queries import change_query
+from icechunk_arrow.tables.queries import change_query, root_uri
 from icechunk_arrow.tables.schemas import METADATA_TABLES
 from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.sql import DUCKDB, fill, statement
 
 if TYPE_CHECKING:
     import os

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
-    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = [
     "BulkReferences",

@@ -16,10 +16,10 @@ from icechunk_arrow.core.chunks import rows_of_array
 from icechunk_arrow.core.columns import one_array
 from icechunk_arrow.core.json_values import parse_json
 from icechunk_arrow.engine.context import new_id, now
+from icechunk_arrow.engine.lookup import present_chunks
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import NOTHING_WRITTEN, last_files, plan_commit, rewritten
-from icechunk_arrow.engine.presence import present_chunks
-from icechunk_arrow.engine.together import together
+from icechunk_arrow.engine.sequences import together
 from icechunk_arrow.errors import InvalidInputError, StorageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the parts of an open repository share: places, settings, permissions, a clock and fresh ids."""
+"""What the parts of an open repository share: places, settings, a clock, fresh ids; and arrays as views."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files
 
 if TYPE_CHECKING:
+    from icechunk_arrow.core.grid import Grid
+    from icechunk_arrow.core.keys import ChunkKeys
+    from icechunk_arrow.core.snapshot import Node
     from icechunk_arrow.engine.catalog import Catalog
     from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig
     from icechunk_arrow.engine.virtual import VirtualAccess
     from icechunk_arrow.storage.port import Storage
     from icechunk_arrow.storage.settings import StorageSettings
 
-__all__ = ["Context", "new_id", "now"]
+__all__ = ["ArrayView", "Context", "new_id", "now"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArrayView:
+    """A node with what follows from its document, worked out once."""
+
+    node: Node
+    grid: Grid
+    keys: ChunkKeys
 
 
 def new_id() -> str:

@@ -1,6 +1,9 @@
 """Whole files as values: what stands between formats and storage.
 
-Owns which bytes of a file are fetched, and the cache; decides nothing about their meaning.
+Owns which bytes of a file are fetched, and the cache; decides nothing about their meaning. Where a structure file
+is missing, the ledger is asked what became of the snapshot.
+
+Specification: schemas/README.md#ledger
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from icechunk_arrow.core.columns import to_numpy
-from icechunk_arrow.engine.ledger import find_ledger
+from icechunk_arrow.engine.cache import Windows
 from icechunk_arrow.engine.manifest_file import ManifestFile, Rows, rows_not_of, wrong_file
-from icechunk_arrow.engine.windows import Windows
+from icechunk_arrow.engine.sequences import FileSequence
 from icechunk_arrow.errors import (
     CorruptFileError,
     ForeignSnapshotError,
@@ -21,8 +24,10 @@ from icechunk_arrow.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_arrow.formats import attributes, envelope, manifest, structure, transaction
+from icechunk_arrow.formats import ledger as ledger_format
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
-from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.formats.layout import LEDGER_FOLDER, FileKind, key_of, ledger_key
+from icechunk_arrow.formats.refs import MOST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +38,12 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.snapshot import AttributesRef, Snapshot, SnapshotFacts
     from icechunk_arrow.engine.cache import ByteCache
     from icechunk_arrow.formats.envelope import Sealed
+    from icechunk_arrow.formats.ledger import Ledger
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["Files"]
+__all__ = ["Files", "find_ledger"]
 
 A = TypeVar("A")
-
 TAIL_BYTES = 1 << 16
 """What is fetched of a file's end at first: all of a small file, the footer of a large one."""
 SLOW_TAIL_BYTES = 1 << 18
@@ -47,6 +52,29 @@ _AT_ONCE = 32
 """So many footers are asked for at a time where requests are slow."""
 SCAN_BYTES = 1 << 22
 """What is held at once of a manifest that is read from end to end."""
+
+
+def find_ledger(
+    storage: Storage, repository: str | None, limit_bytes: int = DECODE_LIMIT_BYTES
+) -> Ledger | None:
+    """Read what the newest entry of the ledger says; None where there is no ledger."""
+    entries = FileSequence(storage=storage, folder=LEDGER_FOLDER, key_of=ledger_key)
+    number = entries.newest(seen=None, hint=lambda: None)
+    if number is None:
+        return None
+    key = ledger_key(number)
+    entry = ledger_format.decode_entry(storage.get(key, limit_bytes=MOST_BYTES), key)
+    log = key_of(FileKind.TRANSACTION, entry.log)
+    try:
+        data = storage.get(log, limit_bytes=limit_bytes)
+    except ObjectNotFoundError as error:
+        raise CorruptFileError(
+            f"{log} is missing, although {key} refers to it. Restore it from a copy.", key=log
+        ) from error
+    found = ledger_format.decode(data, entry.log)
+    if repository is not None and found.repository != repository:
+        raise CorruptFileError(f"{log} is the ledger of another repository", key=log)
+    return found
 
 
 class Files:

@@ -1,7 +1,8 @@
-"""Work that other processes do for a session: what they are given, and what they bring back.
+"""Work that other processes do for a session: what they are given, what they bring back, and what is deleted of it.
 
 Owns the columns in which a fork says what it wrote, and how several of these are laid over a session: manifests
-that have no chunk in common are linked, those that may have are merged row by row.
+that have no chunk in common are linked, those that may have are merged row by row. What forks wrote is deleted
+only when it is certain that no snapshot names it and none will.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
-from icechunk_arrow.core.chunks import rows_of_array
+from icechunk_arrow.core.chunks import is_virtual, rows_of_array
 from icechunk_arrow.core.columns import empty_table, from_numpy, one_array, run_edges, to_numpy
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.placement import place
@@ -27,7 +28,8 @@ from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes
 from icechunk_arrow.engine.segments import Bulk
-from icechunk_arrow.errors import InvalidInputError, NotDurableError
+from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, NotDurableError
+from icechunk_arrow.formats.layout import FileKind, chunk_key, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,14 +39,15 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.bulk import Layout
     from icechunk_arrow.engine.catalog import Tip
     from icechunk_arrow.engine.changes import Changes
-    from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.engine.view import ArrayView
+    from icechunk_arrow.engine.context import ArrayView, Context
     from icechunk_arrow.storage.port import Storage
+
 
 __all__ = [
     "WrittenChunks",
     "arrays_of",
     "combine",
+    "discard_written",
     "refuse_deleted",
     "require_synced",
     "uncommitted_snapshot",
@@ -60,6 +63,7 @@ _DELETED = pa.schema(
         pa.field("coord", pa.binary(), nullable=False),
     ]
 )
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -277,3 +281,35 @@ def _refuse_outside(part: WrittenChunks, written: Inventory, view: ArrayView) ->
             f"{view.node.path!r} was made smaller meanwhile, and a fork wrote outside of it. Fork the session "
             f"again, and repeat the writing."
         )
+
+
+def discard_written(context: Context, parts: Iterable[WrittenChunks]) -> int:
+    """Delete the manifests of some forks, and the chunk files that these name; tell how many files.
+
+    Only for whoever knows that no commit of these parts was ever begun. What cannot be read or deleted is logged
+    and stays: files that nothing names do no harm, and a listing finds them. One manifest is held at a time.
+    """
+    count = 0
+    for part in parts:
+        for name in part.sizes:
+            try:
+                chunk_files = _chunk_files(context, name)
+                context.storage.delete(
+                    [*map(chunk_key, chunk_files), key_of(FileKind.MANIFEST, name)]
+                )
+            except IcechunkArrowError as error:
+                _log.warning(
+                    "the manifest %s in %s, which nothing names, could not be deleted: %s",
+                    name,
+                    context.storage.url,
+                    error,
+                )
+            else:
+                count += len(chunk_files) + 1
+    return count
+
+
+def _chunk_files(context: Context, manifest: str) -> list[str]:
+    """Give the chunk files of a manifest; a fork writes all of them itself."""
+    names = one_array(context.files.read_manifest(manifest, coded=True)["chunk_file"]).unique()
+    return [name for name in names.to_pylist() if name is not None and not is_virtual(name)]

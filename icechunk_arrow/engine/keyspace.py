@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.chunks import ChunkRef
     from icechunk_arrow.engine.chunk_bytes import Part
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.session import BaseSession
-    from icechunk_arrow.engine.view import ArrayView
 
 __all__ = ["Found", "Keyspace"]
 

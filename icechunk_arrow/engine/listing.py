@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.segments import Segment
-    from icechunk_arrow.engine.view import ArrayView
 
     Coordinates = npt.NDArray[np.uint64]
 

@@ -1,4 +1,10 @@
-"""Making and opening repositories: which storage, which catalog, which settings."""
+"""Making and opening repositories: which storage, which catalog, which settings.
+
+Specification: schemas/README.md#references
+
+Whatever the catalog, entry 0 of ``main`` stands at the data's root and is created once: it decides who made the
+repository. The snapshot that it names is the repository's identity.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,13 @@ from msgspec import Meta
 from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
-from icechunk_arrow.engine.catalog import SequenceCatalog
+from icechunk_arrow.engine.catalog import SequenceCatalog, create_entry, read_entry
 from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig, read_saved
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
-from icechunk_arrow.engine.founding import claim, find_first_entry, taken, unfinished
+from icechunk_arrow.engine.sequences import together
 from icechunk_arrow.engine.small_files import create_small
 from icechunk_arrow.engine.state_catalog import StateCatalog, read_state
-from icechunk_arrow.engine.together import together
 from icechunk_arrow.engine.virtual import VirtualAccess, lies_within
 from icechunk_arrow.errors import (
     AlreadyExistsError,
@@ -26,12 +31,22 @@ from icechunk_arrow.errors import (
     FormatError,
     InvalidInputError,
     NotAuthorizedError,
+    ObjectNotFoundError,
     RepositoryNotFoundError,
 )
 from icechunk_arrow.formats import structure
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
-from icechunk_arrow.formats.layout import CONFIG_KEY, MAIN, STATE_KEY, FileKind, branch_key, key_of
+from icechunk_arrow.formats.layout import (
+    CONFIG_KEY,
+    MAIN,
+    STATE_KEY,
+    FileKind,
+    branch_key,
+    key_of,
+    parse_key,
+)
+from icechunk_arrow.formats.refs import STATE_CATALOG, RefEntry
 from icechunk_arrow.settings import LARGEST, Natural, Takes, checked
 from icechunk_arrow.storage.open import is_absolute, open_storage
 from icechunk_arrow.storage.settings import StorageSettings
@@ -40,22 +55,73 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from icechunk_arrow.engine.catalog import Catalog
-    from icechunk_arrow.formats.refs import RefEntry
     from icechunk_arrow.formats.state import State
     from icechunk_arrow.storage.port import Storage
 
     Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
-__all__ = ["CACHE_BYTES", "Choices", "create_context", "open_context", "repository_exists"]
+__all__ = [
+    "CACHE_BYTES",
+    "Choices",
+    "claim",
+    "create_context",
+    "find_first_entry",
+    "open_context",
+    "repository_exists",
+    "taken",
+    "unfinished",
+]
 
+_FIRST = branch_key(MAIN, 0)
 Place = str | os.PathLike[str]
-
 _MiB = 1 << 20
 _Limit = Annotated[
     int, Meta(ge=_MiB, le=LARGEST), Takes(words=f"a whole number from {_MiB} to {LARGEST}")
 ]
 CACHE_BYTES = 256 * _MiB
 """So much of structure files and manifests is kept in memory, unless whoever opens says otherwise."""
+
+
+def find_first_entry(storage: Storage) -> RefEntry | None:
+    """Read how a place says that there is a repository."""
+    try:
+        entry = read_entry(storage, _FIRST)
+    except ObjectNotFoundError:
+        return None
+    if not entry.is_commit or entry.deleted:
+        raise CorruptFileError(f"{_FIRST} is damaged: it names no first snapshot", key=_FIRST)
+    return entry
+
+
+def taken(storage: Storage) -> AlreadyExistsError:
+    """Say that there is a repository."""
+    return AlreadyExistsError(
+        f"there is a repository at {storage.url} already; open it, or choose another place"
+    )
+
+
+def claim(storage: Storage, snapshot_id: str, *, state: bool) -> None:
+    """Make a place the repository whose first snapshot this is; of several who try one does."""
+    entry = RefEntry(snapshot=snapshot_id, catalog=STATE_CATALOG if state else None)
+    if not create_entry(storage, _FIRST, entry):
+        raise taken(storage)
+
+
+def unfinished(storage: Storage, entry: RefEntry, catalog: StateCatalog) -> bool:
+    """Whether a repository has no state file because whoever made it was stopped before writing that.
+
+    There must be no log of a commit: a state file that was lost later takes the history with it.
+    """
+    if entry.catalog != STATE_CATALOG or catalog.exists():
+        return False
+    listed = (info.key for info in storage.list(f"{FileKind.TRANSACTION.value}/"))
+    if any(parse_key(key) is not None for key in listed):
+        raise CorruptFileError(
+            f"{STATE_KEY}, the catalog of the repository at {storage.url}, is missing, although there were "
+            f"commits: restore it from a copy",
+            key=STATE_KEY,
+        )
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

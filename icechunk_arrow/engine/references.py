@@ -1,4 +1,4 @@
-"""From a person's references, in whatever Arrow form, to checked columns: all or nothing, no object per row.
+"""From a caller's references, in whatever Arrow form, to checked columns: all or nothing, no object per row.
 
 Owns what a source may look like and every check of its rows. Order, duplicates and files are the business of
 ``engine.bulk``.
@@ -6,6 +6,7 @@ Owns what a source may look like and every check of its rows. Order, duplicates 
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,6 @@ from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.columns import from_numpy, indices, run_edges, to_numpy, validity
 from icechunk_arrow.core.locations import fault_of_location, suspects
-from icechunk_arrow.engine.arrow_sources import read_batches, slices
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, by_number
 from icechunk_arrow.errors import InvalidInputError
 
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_arrow.engine.bulk import Layout, StagedReferences
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
-    from icechunk_arrow.engine.view import ArrayView
 
     Mask = npt.NDArray[np.bool_]
     Index = npt.NDArray[np.uint64]
+    from collections.abc import Sequence
 
-__all__ = ["REFERENCES", "Faults", "Values", "stage_rows"]
+__all__ = ["REFERENCES", "Faults", "Values", "read_batches", "slices", "stage_rows"]
 
+_READ_AHEAD = 4
 _TEXTS = frozenset({"location", "etag"})
 """Texts of some types cannot be brought in order by Arrow."""
 _MAX_END = 2**63 - 1
@@ -49,6 +51,75 @@ _LISTS = (
     pa.types.is_list_view,
     pa.types.is_large_list_view,
 )
+
+
+def read_batches(
+    source: Any, rows: int, choose: Callable[[pa.Schema], Sequence[str]]
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Give the schema of a source, and its chosen columns, batch by batch; nothing else need be read."""
+    reader: Any
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    datasets = sys.modules.get("pyarrow.dataset")  # who has a dataset has imported it
+    if isinstance(source, pa.Table):
+        reader = source.to_reader(max_chunksize=rows)
+    elif isinstance(source, pa.RecordBatchReader):
+        reader = source
+    elif datasets is not None and isinstance(source, datasets.Dataset):
+        scanner = source.scanner(
+            columns=list(choose(source.schema)),
+            batch_size=rows,
+            batch_readahead=_READ_AHEAD,
+            fragment_readahead=1,
+        )
+        reader = scanner.to_reader()
+    elif datasets is not None and isinstance(source, datasets.Scanner):
+        reader = source.to_reader()
+    elif hasattr(source, "__arrow_c_stream__"):
+        try:
+            reader = pa.RecordBatchReader.from_stream(source)
+        except pa.ArrowInvalid as error:
+            raise _unknown(source) from error
+    else:
+        raise _unknown(source)
+    names = list(choose(reader.schema))
+    return reader.schema, (batch.select(names) for batch in reader)
+
+
+def _unknown(source: Any) -> InvalidInputError:
+    return InvalidInputError(
+        f"references must be a pyarrow.Table, RecordBatch, RecordBatchReader, Dataset or Scanner, or a table "
+        f"of another library that has __arrow_c_stream__, not {type(source).__name__}"
+    )
+
+
+def slices(
+    batches: Iterator[pa.RecordBatch], rows: int, size_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Cut long batches, without copying, and unite small ones up to a size; none is empty."""
+    waiting: list[pa.RecordBatch] = []
+    count = waiting_bytes = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            part = batch.slice(start, rows)
+            if waiting and count + part.num_rows > rows:
+                yield _united(waiting)
+                waiting, count, waiting_bytes = [], 0, 0
+            waiting.append(part)
+            count += part.num_rows
+            waiting_bytes += part.nbytes
+            if count * 4 >= rows or waiting_bytes >= size_bytes:
+                yield _united(waiting)
+                waiting, count, waiting_bytes = [], 0, 0
+    if waiting:
+        yield _united(waiting)
+
+
+def _united(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,10 @@ from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings, Layout
 from icechunk_arrow.engine.changes import ChangedChunks, Changes
 from icechunk_arrow.engine.commit import plan as plan_commit
 from icechunk_arrow.engine.commit import publish, write
-from icechunk_arrow.engine.context import new_id, now
+from icechunk_arrow.engine.context import ArrayView, new_id, now
+from icechunk_arrow.engine.history import tip_to_read
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes, WrittenManifests
-from icechunk_arrow.engine.timetravel import tip_to_read
-from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.errors import ConflictError
 
 if TYPE_CHECKING:

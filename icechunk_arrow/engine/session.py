@@ -15,9 +15,8 @@ from icechunk_arrow.core.documents import encode_document
 from icechunk_arrow.engine.bulk import by_number, layout_of, spilled
 from icechunk_arrow.engine.changes import Changes, in_columns
 from icechunk_arrow.engine.chunk_bytes import ChunkBytes
-from icechunk_arrow.engine.context import new_id, now
-from icechunk_arrow.engine.copies import OfOneProcess
-from icechunk_arrow.engine.diff import Diff, diff_of
+from icechunk_arrow.engine.context import ArrayView, new_id, now
+from icechunk_arrow.engine.history import Diff, diff_of
 from icechunk_arrow.engine.listing import BATCH_ROWS, chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
@@ -27,8 +26,7 @@ from icechunk_arrow.engine.plan import log_of
 from icechunk_arrow.engine.preload import start_preload
 from icechunk_arrow.engine.references import REFERENCES, stage_rows
 from icechunk_arrow.engine.segments import UNSAID, StagedChunks
-from icechunk_arrow.engine.staging import Staging
-from icechunk_arrow.engine.view import ArrayView
+from icechunk_arrow.engine.staging import OfOneProcess, Staging
 from icechunk_arrow.engine.virtual import check_reference
 from icechunk_arrow.errors import (
     CorruptFileError,

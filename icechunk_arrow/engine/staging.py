@@ -1,12 +1,17 @@
 """What a session has changed so far and not committed: nodes and chunks over a base snapshot.
 
-Owns the picture of "base plus changes" that a session reads through, in memory; does no reading or writing.
-Not safe for threads by itself: the session holds the lock. What is staged of one array's chunks is the business of
+Owns the picture of "base plus changes" that a session reads through, in memory; does no reading or writing. Not
+safe for threads by itself: the session holds the lock. What is staged of one array's chunks is the business of
 ``engine.segments``.
+
+What one session has staged is committed by one process, once: the one that opened it. So a copy of a writable
+session in a forked child reads what was there at the fork, and changes nothing. Where another thread was just
+changing or committing the session, nobody knows what the copy holds, and it does not even read.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from dataclasses import replace
 from itertools import compress, islice, takewhile
@@ -16,19 +21,21 @@ from icechunk_arrow.core.documents import join_document, same_json, split_docume
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.snapshot import Node
 from icechunk_arrow.engine.segments import StagedChunks
-from icechunk_arrow.errors import InvalidInputError
+from icechunk_arrow.errors import InvalidInputError, ReadOnlyError, StorageError
+from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import Any, NoReturn
 
     from icechunk_arrow.core.documents import ArrayColumns
     from icechunk_arrow.core.grid import Grid
     from icechunk_arrow.core.snapshot import Snapshot
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.payloads import PayloadWriter
-    from icechunk_arrow.engine.view import ArrayView
 
-__all__ = ["Staging"]
+
+__all__ = ["OfOneProcess", "Staging"]
 
 
 class Staging:
@@ -254,3 +261,51 @@ def _is_update(node: Node, document: dict[str, Any]) -> bool:
         same_json(old.get(name), document.get(name)) for name in ("data_type", "chunk_key_encoding")
     )
     return unchanged and node.grid.same_chunking(grid_of(document))
+
+
+class OfOneProcess:
+    """The part of a session that knows in which process it is."""
+
+    _is_copy = False
+    _is_lost = False
+    """Whether nobody knows what this copy holds."""
+    _staging: Staging
+    _preload: threading.Thread | None = None
+
+    @property
+    def _is_writer(self) -> bool:
+        """Whether there is anything that a copy must not do again; asks nobody."""
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        renew_in_forks(self)
+
+    def renew_after_fork(self) -> None:
+        """Become a copy in another process."""
+        is_whole = self._lock.acquire(blocking=False)
+        self._lock = threading.RLock()
+        self._preload = None
+        if self._is_writer:
+            self._is_copy = True
+            self._is_lost = not is_whole
+            if self._is_lost:
+                self._staging = _UnknownStaging()  # type: ignore[assignment]
+
+    def _refuse_copy(self) -> None:
+        if self._is_copy:
+            raise ReadOnlyError(
+                "this session was opened in another process, of which this one is a fork: its changes are "
+                "made and committed there, once. Open a session here, by repo.writable_session(branch), or "
+                "give each process a fork of the session, by session.fork()"
+            )
+
+
+class _UnknownStaging:
+    """In place of what a session has staged."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StorageError(
+            "this process was forked while another thread changed or committed this session, so that its "
+            "copy here is of no use; open a session here"
+        )

@@ -1,4 +1,4 @@
-"""The catalog that is one state file, replaced by compare-and-swap.
+"""The catalog that is one state file, replaced by compare-and-swap; and a state file made of branch sequences.
 
 Specification: schemas/README.md#state-file
 """
@@ -17,10 +17,13 @@ from icechunk_arrow.engine.catalog import (
     refuse_main,
     replaced,
 )
+from icechunk_arrow.engine.context import new_id
+from icechunk_arrow.engine.history import find_tip_to_read, full_ancestors
 from icechunk_arrow.engine.small_files import create_small, write_small
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     CorruptFileError,
+    InvalidInputError,
     ObjectNotFoundError,
     PreconditionFailedError,
     RepositoryNotFoundError,
@@ -35,9 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from icechunk_arrow.core.snapshot import SnapshotInfo
+    from icechunk_arrow.engine.context import Context
     from icechunk_arrow.storage.port import Storage
 
-__all__ = ["StateCatalog", "publish_state", "read_state"]
+__all__ = ["StateCatalog", "export_state", "publish_state", "read_state"]
 
 
 def _read_versioned(storage: Storage, limit_bytes: int) -> tuple[State, str]:
@@ -278,3 +282,31 @@ def publish_state(storage: Storage, state: State) -> State:
 
     write_small(storage, STATE_KEY, decide, limit_bytes=DECODE_LIMIT_BYTES)
     return new
+
+
+def export_state(context: Context) -> State:
+    """Write all snapshots that a branch or tag leads to, oldest first, and where these point."""
+    catalog = context.catalog
+    if isinstance(catalog, StateCatalog):
+        raise InvalidInputError("the catalog of this repository is its state file already")
+    catalog.check_identity()
+    tips = {name: find_tip_to_read(context, name) for name in catalog.list_branches()}
+    branches = {name: tip.snapshot_id for name, tip in tips.items() if tip is not None}
+    tags = {name: catalog.get_tag(name) for name in catalog.list_tags()}
+    known: dict[str, SnapshotInfo] = {}
+    for start in (*branches.values(), *tags.values()):
+        for info in full_ancestors(context.files, start):
+            if info.id in known:
+                break
+            known[info.id] = info
+    snapshots = tuple(sorted(known.values(), key=lambda info: (info.written_at, info.id)))
+    first = next(info for info in snapshots if info.parent_id is None)
+    state = State(
+        id=first.id,
+        generation=0,
+        snapshots=snapshots,
+        branches=branches,
+        tags=tags,
+        write_id=new_id(),
+    )
+    return publish_state(context.storage, state)

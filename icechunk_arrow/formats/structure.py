@@ -30,13 +30,13 @@ from icechunk_arrow.core.columns import (
 from icechunk_arrow.core.documents import ArrayColumns
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.json_values import decode_json
-from icechunk_arrow.core.node_rows import NodeRows
-from icechunk_arrow.core.path_checks import fault_of_paths
+from icechunk_arrow.core.paths import fault_of_paths
 from icechunk_arrow.core.snapshot import (
     ENTRY_BYTES,
     NODE_BYTES,
     AttributesRef,
     Node,
+    NodeRows,
     Snapshot,
     SnapshotFacts,
 )

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from icechunk_arrow.core.cf_time import shift_between
-from icechunk_arrow.core.cf_values import DECIDING, PACKING
+from icechunk_arrow.core.cf import DECIDING, PACKING, shift_between
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:

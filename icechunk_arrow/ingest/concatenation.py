@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icechunk_arrow.core.cf_values import PACKING
+from icechunk_arrow.core.cf import PACKING
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.agreement import units_givers
 from icechunk_arrow.ingest.array_documents import (

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import zarr
 
-from icechunk_arrow.core.cf_time import shift_between
-from icechunk_arrow.core.cf_values import decode_values, missing_values
+from icechunk_arrow.core.cf import decode_values, missing_values, shift_between
 from icechunk_arrow.core.columns import from_numpy, from_values, list_items, to_numpy, validity
 from icechunk_arrow.errors import (
     CorruptFileError,

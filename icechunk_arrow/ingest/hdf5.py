@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 
-from icechunk_arrow.core.cf_values import DECIDING, PACKING, decoded_dtype
+from icechunk_arrow.core.cf import DECIDING, PACKING, decoded_dtype
 from icechunk_arrow.core.columns import from_numpy
 from icechunk_arrow.errors import CorruptFileError, IcechunkArrowError, InvalidInputError
 from icechunk_arrow.ingest.array_documents import (

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import zarr
 
-from icechunk_arrow.core.cf_time import decode_times, find_time_units, to_microseconds
+from icechunk_arrow.core.cf import decode_times, find_time_units, to_microseconds
 from icechunk_arrow.core.columns import any_array, bitmap, offsets_of
 from icechunk_arrow.core.selection import select
 from icechunk_arrow.errors import InvalidInputError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from icechunk_arrow.tables.dialect import SPARK
+from icechunk_arrow.tables.sql import SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

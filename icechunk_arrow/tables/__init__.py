@@ -8,7 +8,7 @@ In the order in which they build on each other:
     The tables that need no chunk manifest to be read, as Arrow.
 ``scans``, ``node_changes``
     Decisions: which manifests are read together; how two snapshots differ.
-``dialect``, ``chunk_rows``, ``queries``
+``sql``, ``queries``
     The one generator of SQL: how an engine spells it, how a row of a manifest becomes a row of ``chunks``, and
     the query for each table. The texts are in ``sql/``; ``duckdb`` and ``spark`` run them or write scripts.
 ``selection``, ``reading``, ``inspections``, ``inspecting``, ``attaching``

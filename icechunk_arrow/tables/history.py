@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import conform, empty_table, from_values, one_array
-from icechunk_arrow.core.coord_lists import decode_lists
+from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.engine.history import check_parent
 from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError

@@ -15,18 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, indices, one_array
-from icechunk_arrow.engine.history import ancestors
-from icechunk_arrow.engine.timetravel import find_tip_to_read
+from icechunk_arrow.engine.history import ancestors, find_tip_to_read
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
-from icechunk_arrow.tables.chunk_rows import manifest_rows, root_uri
 from icechunk_arrow.tables.columns import repeated, table_of
-from icechunk_arrow.tables.dialect import DUCKDB
 from icechunk_arrow.tables.inspections import OBSERVED, checked_parameters, find_inspection
 from icechunk_arrow.tables.manifests import inventory_table
+from icechunk_arrow.tables.queries import manifest_rows, root_uri
 from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.tables.scans import plan_some_scans
 from icechunk_arrow.tables.schemas import INVENTORY
+from icechunk_arrow.tables.sql import DUCKDB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

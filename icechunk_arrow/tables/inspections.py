@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.sql_texts import fill, list_sql, read_sql, statement
+from icechunk_arrow.tables.sql import fill, list_sql, read_sql, statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
-from icechunk_arrow.core.item_sizes import item_size_of
+from icechunk_arrow.core.grid import item_size_of
 from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.core.snapshot import AttributesRef
 from icechunk_arrow.errors import CorruptFileError

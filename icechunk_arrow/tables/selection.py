@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.ids import is_id
-from icechunk_arrow.engine.timetravel import find_tip_to_read, resolve
+from icechunk_arrow.engine.history import find_tip_to_read, resolve
 from icechunk_arrow.errors import InvalidInputError, RefNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.formats.layout import MAIN
 

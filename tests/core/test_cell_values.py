@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_arrow.core.cell_values import CellType, ValueFault, cell_type_of, elements_of
-from icechunk_arrow.core.cf_time import decode_times, find_time_units
+from icechunk_arrow.core.cf import decode_times, find_time_units
 
 HOURS = {"units": "hours since 1990-01-01", "calendar": "standard"}
 

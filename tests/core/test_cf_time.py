@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core.cf_time import (
+from icechunk_arrow.core.cf import (
     decode_times,
     find_time_units,
     shift_between,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from icechunk_arrow.core.cf_values import DECIDING, PACKING, decode_values, decoded_dtype
+from icechunk_arrow.core.cf import DECIDING, PACKING, decode_values, decoded_dtype
 
 TYPES = ["i1", "u1", "i2", ">i2", "u2", "i4", ">i4", "i8", "f4", ">f4", "f8"]
 SCALES: list[dict[str, Any]] = [

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core.coord_lists import decode_lists
-from icechunk_arrow.core.coords import MAX_INDEX, encode_one
+from icechunk_arrow.core.coords import MAX_INDEX, decode_lists, encode_one
 from icechunk_arrow.errors import CorruptFileError
 
 indices = st.one_of(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from icechunk_arrow.core.item_sizes import item_size_of
+from icechunk_arrow.core.grid import item_size_of
 from tests.core.zarr_documents import array_document
 
 FIXED = (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core.path_patterns import LONGEST_PATTERN, PathPattern
+from icechunk_arrow.core.paths import LONGEST_PATTERN, PathPattern
 from icechunk_arrow.errors import InvalidInputError
 
 names = st.text("ab/.\n", max_size=5)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_arrow.core.row_blocks import RowBlocks, plan_row_blocks
+from icechunk_arrow.core.cell_blocks import RowBlocks, plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from icechunk_arrow import Repository
-from icechunk_arrow.delta.differences import everything, replacement
+from icechunk_arrow.delta.publishing import everything, replacement
 from tests.places import make_array
 
 if TYPE_CHECKING:

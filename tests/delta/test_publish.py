@@ -13,9 +13,8 @@ import zarr
 import icechunk_arrow.delta
 from icechunk_arrow import InvalidInputError, NotFoundError, Repository, SnapshotNotFoundError
 from icechunk_arrow.delta import Publication, publish, published, snapshot_of, version_of
-from icechunk_arrow.delta.differences import everything
 from icechunk_arrow.delta.notes import app_id, encode, shown_after
-from icechunk_arrow.delta.publishing import _note, _place, _rows
+from icechunk_arrow.delta.publishing import _note, _place, _rows, everything
 from icechunk_arrow.delta.tables import delta_table
 from tests.delta.inventories import (
     COLUMNS,

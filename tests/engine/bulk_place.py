@@ -17,9 +17,9 @@ from icechunk_arrow.core.documents import parse_document, split_document
 from icechunk_arrow.core.ids import encode_id
 from icechunk_arrow.core.snapshot import Node
 from icechunk_arrow.engine.bulk import BulkSettings, Layout
+from icechunk_arrow.engine.context import ArrayView
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.references import REFERENCES, stage_rows
-from icechunk_arrow.engine.view import ArrayView
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.storage.memory import MemoryStorage
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from icechunk_arrow import StorageError
 from icechunk_arrow.core.chunks import ChunkRef
-from icechunk_arrow.engine import joining
+from icechunk_arrow.engine import joint_reads
 from icechunk_arrow.engine.cache import ByteCache
-from icechunk_arrow.engine.chunk_bytes import ChunkBytes
+from icechunk_arrow.engine.chunk_bytes import ChunkBytes, plan_ranges
 from icechunk_arrow.engine.files import Files
-from icechunk_arrow.engine.joining import Moment
-from icechunk_arrow.engine.ranges import plan_ranges
+from icechunk_arrow.engine.joint_reads import JointReads
 from icechunk_arrow.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a moment waits for its lookups."""
-    monkeypatch.setattr(joining, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(joint_reads, "PATIENCE_SECONDS", PATIENCE_SECONDS)
 
 
 def later(seconds: float, then: Callable[[], None]) -> None:
@@ -109,12 +108,12 @@ def ask_all(
     pool: ThreadPoolExecutor, read: Reader, refs: list[ChunkRef]
 ) -> list[Future[bytes | memoryview | None]]:
     """Read chunks in one moment, and wait for all."""
-    moment = Moment(read, part, pool.submit, later)
+    joint = JointReads(read, part, pool.submit, later)
     answers = [
-        moment.ask(lambda ref=ref: (ref, ref.length), lambda size: (0, size))  # type: ignore[misc]
+        joint.ask(lambda ref=ref: (ref, ref.length), lambda size: (0, size))  # type: ignore[misc]
         for ref in refs
     ]
-    moment.start()
+    joint.start()
     for answer in answers:
         answer.exception(PATIENCE_SECONDS)
     return answers
@@ -167,12 +166,12 @@ def test_checksums_are_compared_within_a_joined_read(pool: ThreadPoolExecutor) -
     answers = ask_all(pool, read, [ref(10 * n, crc32c=crc[n]) for n in range(3)])
     assert [answers[0].result(), answers[2].result()] == [FILE[:10], FILE[20:30]]
     assert str(answers[1].exception()) == "damaged at 10"
-    moment = Moment(Reader(), part, pool.submit, later)
+    joint = JointReads(Reader(), part, pool.submit, later)
     parts = [
-        moment.ask(lambda n=n: (ref(10 * n, crc32c=crc[n]), 10), lambda _: (3, 5))  # type: ignore[misc]
+        joint.ask(lambda n=n: (ref(10 * n, crc32c=crc[n]), 10), lambda _: (3, 5))  # type: ignore[misc]
         for n in range(3)
     ]
-    moment.start()
+    joint.start()
     assert [part.result(PATIENCE_SECONDS) for part in parts] == [
         FILE[10 * n + 3 : 10 * n + 5] for n in range(3)
     ]
@@ -190,13 +189,13 @@ def test_one_who_goes_away_does_not_stop_the_others(pool: ThreadPoolExecutor) ->
             return super().__call__(found, start, stop)
 
     read = Held()
-    moment = Moment(read, part, pool.submit, later)
+    joint = JointReads(read, part, pool.submit, later)
     answers = [
-        moment.ask(lambda n=n: (ref(10 * n), 10), lambda size: (0, size))  # type: ignore[misc]
+        joint.ask(lambda n=n: (ref(10 * n), 10), lambda size: (0, size))  # type: ignore[misc]
         for n in range(4)
     ]
     assert answers[3].cancel()
-    moment.start()
+    joint.start()
     assert entered.wait(PATIENCE_SECONDS)
     assert answers[0].cancel()
     go.set()
@@ -215,10 +214,10 @@ def test_a_slow_lookup_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
         assert go.wait(PATIENCE_SECONDS)
         return ref(10), 10
 
-    moment = Moment(Reader(), part, pool.submit, later)
-    waits = moment.ask(slow, lambda size: (0, size))
-    found = moment.ask(lambda: (ref(0), 10), lambda size: (0, size))
-    moment.start()
+    joint = JointReads(Reader(), part, pool.submit, later)
+    waits = joint.ask(slow, lambda size: (0, size))
+    found = joint.ask(lambda: (ref(0), 10), lambda size: (0, size))
+    joint.start()
     assert found.result(PATIENCE_SECONDS) == FILE[:10]
     assert not waits.done()
     go.set()
@@ -228,18 +227,18 @@ def test_a_slow_lookup_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
 def test_what_needs_no_file_is_given_at_once(pool: ThreadPoolExecutor) -> None:
     """Documents, inline chunks, empty parts and what is not there make no request; an error is told."""
     read = Reader()
-    moment = Moment(read, part, pool.submit, later)
+    joint = JointReads(read, part, pool.submit, later)
 
     def fail() -> None:
         raise StorageError("no answer")
 
     found = [
-        moment.ask(lambda: None, lambda size: (0, size)),
-        moment.ask(lambda: (b"document", 8), lambda size: (1, size)),
-        moment.ask(lambda: (ChunkRef(inline=b"inline", length=6), 6), lambda size: (0, size)),
+        joint.ask(lambda: None, lambda size: (0, size)),
+        joint.ask(lambda: (b"document", 8), lambda size: (1, size)),
+        joint.ask(lambda: (ChunkRef(inline=b"inline", length=6), 6), lambda size: (0, size)),
     ]
-    failed = moment.ask(fail, lambda size: (0, size))
-    moment.start()
+    failed = joint.ask(fail, lambda size: (0, size))
+    joint.start()
     assert [each.result(PATIENCE_SECONDS) for each in found] == [None, b"ocument", b"inline"]
     assert str(failed.exception(PATIENCE_SECONDS)) == "no answer"
     assert read.asked == []
@@ -249,7 +248,7 @@ def test_a_closed_store_answers_with_an_error() -> None:
     """Where no thread takes work any more, whoever waits is told."""
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    moment = Moment(Reader(), part, pool.submit, later)
-    answer = moment.ask(lambda: (ref(0), 10), lambda size: (0, size))
-    moment.start()
+    joint = JointReads(Reader(), part, pool.submit, later)
+    answer = joint.ask(lambda: (ref(0), 10), lambda size: (0, size))
+    joint.start()
     assert isinstance(answer.exception(PATIENCE_SECONDS), StorageError)

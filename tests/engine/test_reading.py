@@ -33,13 +33,12 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.core.inventory import Inventory, InventoryEntry
-from icechunk_arrow.engine import joining
-from icechunk_arrow.engine.cache import ByteCache
+from icechunk_arrow.engine import joint_reads
+from icechunk_arrow.engine.cache import MAX_FILES, ByteCache, Windows
 from icechunk_arrow.engine.files import Files
 from icechunk_arrow.engine.listing import chunk_batches, chunk_coordinates
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.segments import Bulk, Segment, Shrunk, StagedChunks
-from icechunk_arrow.engine.windows import MAX_FILES, Windows
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.memory import MemoryStorage
@@ -117,7 +116,7 @@ def made(place: Path, count: int, size_bytes: int = 100, **config: Any) -> np.nd
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a moment waits for its lookups."""
-    monkeypatch.setattr(joining, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(joint_reads, "PATIENCE_SECONDS", PATIENCE_SECONDS)
 
 
 # -- few requests

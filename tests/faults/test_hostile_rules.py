@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from icechunk_arrow import CorruptFileError, InvalidInputError, Repository, SnapshotNotFoundError
 from icechunk_arrow.core.keys import LONGEST_PATH_BYTES, check_node_path
-from icechunk_arrow.core.path_checks import fault_of_paths
+from icechunk_arrow.core.paths import fault_of_paths
 from icechunk_arrow.formats.layout import FileKind, key_of
 from tests.faults.bombs import old, write
 from tests.faults.hostile import Victim

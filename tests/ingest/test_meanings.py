@@ -14,7 +14,7 @@ import xarray as xr
 import zarr
 
 from icechunk_arrow import ingest
-from icechunk_arrow.core.cf_values import PACKING
+from icechunk_arrow.core.cf import PACKING
 from icechunk_arrow.errors import InvalidInputError, SourceChangedError
 from icechunk_arrow.ingest.agreement import compare_files
 from icechunk_arrow.ingest.concatenation import (

@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu
 from icechunk_arrow.core.keys import ChunkKeys
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.ingest.source import decode_names, index_lists
-from icechunk_arrow.ingest.zarr_v2 import array_of_v2
+from icechunk_arrow.ingest.zarr import array_of_v2
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.engine import commit, plan, rebase
+from icechunk_arrow.engine import branch_session, commit, plan
 from icechunk_arrow.engine.session import BaseSession
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _forgotten_fillers(patch: pytest.MonkeyPatch) -> None:
 
 def _unseen_conflicts(patch: pytest.MonkeyPatch) -> None:
     """Nothing conflicts with anything."""
-    patch.setattr(rebase, "conflicts", lambda *_: ())
+    patch.setattr(branch_session, "conflicts", lambda *_: ())
 
 
 def _reused_ids(patch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def _reused_ids(patch: pytest.MonkeyPatch) -> None:
 
 def _greedy_compaction(patch: pytest.MonkeyPatch) -> None:
     """A compaction does not give way."""
-    patch.setattr(rebase, "_give_way", lambda *_: None)
+    patch.setattr(branch_session, "_give_way", lambda *_: None)
 
 
 def _forgotten_rows(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import zarr
 from icechunk_arrow import Repository, RepositoryConfig
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError
 from icechunk_arrow.spark import register
-from icechunk_arrow.spark.source import tables as source_tables
+from icechunk_arrow.spark.source import reading as source_tables
 from icechunk_arrow.spark.source.options import Options
 
 if TYPE_CHECKING:

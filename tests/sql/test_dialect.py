@@ -7,8 +7,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from icechunk_arrow.tables.dialect import DUCKDB, SPARK, Dialect
 from icechunk_arrow.tables.schemas import CHUNK_ROWS, GRID_RUNS, INVENTORY, MANIFEST_ROWS, TABLES
+from icechunk_arrow.tables.sql import DUCKDB, SPARK, Dialect
 from tests.sql.repositories import STRANGE
 
 TEXTS = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from icechunk_arrow import Repository
-from icechunk_arrow.sql_texts import list_sql, statement
 from icechunk_arrow.tables.inspections import find_inspection, list_inspections
 from icechunk_arrow.tables.schemas import TABLES
+from icechunk_arrow.tables.sql import list_sql, statement
 
 FOLDER = Path(__file__).parent.parent.parent / "sql"
 README = (FOLDER / "README.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 
 import icechunk_arrow.duckdb
 from icechunk_arrow.duckdb import sql_script
-from icechunk_arrow.engine.sealed_files import SealedFiles
+from icechunk_arrow.duckdb.reading import SealedFiles
 from tests.sql.profiles import scanned
 from tests.sql.repositories import add_array, new_repository, refer
 

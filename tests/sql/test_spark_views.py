@@ -23,8 +23,8 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.formats.manifest import schema_of
 from icechunk_arrow.spark.quoting import spark_root
-from icechunk_arrow.tables.dialect import SPARK
 from icechunk_arrow.tables.schemas import TABLES, with_repository
+from icechunk_arrow.tables.sql import SPARK
 from tests.sql.model import Model, in_order
 from tests.sql.repositories import Filled, add_array, fill, new_repository, refer
 from tests.sql.test_pruning import LARGE_FILES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from icechunk_arrow.sql_texts import fill, list_sql, read_sql, statement
 from icechunk_arrow.tables.schemas import CHUNK_TABLES, TABLES
+from icechunk_arrow.tables.sql import fill, list_sql, read_sql, statement
 
 FOLDER = Path(__file__).parent.parent.parent / "sql"
 TEXTS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.sql"))

@@ -18,7 +18,7 @@ from icechunk_arrow.core.chunks import member_mask
 from icechunk_arrow.core.columns import from_numpy, one_array
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import ChunkChanges
-from icechunk_arrow.engine.presence import present_in
+from icechunk_arrow.engine.lookup import present_in
 from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.grid import Grid
     from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.predicates import Predicate
-    from icechunk_arrow.engine.view import ArrayView
+    from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.session import Session
 
     Coordinates = npt.NDArray[np.uint64]

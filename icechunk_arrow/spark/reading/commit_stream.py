@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core.boxes import Boxes
 from icechunk_arrow.core.columns import from_numpy, from_values, indices
-from icechunk_arrow.engine.history import ancestors
-from icechunk_arrow.engine.timetravel import tip_to_read
+from icechunk_arrow.engine.history import ancestors, tip_to_read
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError, SnapshotNotFoundError
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.reading.changed_chunks import arrays_changed

@@ -27,9 +27,9 @@ from icechunk_arrow.core.columns import empty, from_values
 from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
-from icechunk_arrow.engine.discarding import discard_written
+from icechunk_arrow.engine.forks import discard_written
+from icechunk_arrow.engine.history import tip_to_write
 from icechunk_arrow.engine.opening import Choices, open_context
-from icechunk_arrow.engine.timetravel import tip_to_write
 from icechunk_arrow.errors import (
     AlreadyExistsError,
     ConflictError,

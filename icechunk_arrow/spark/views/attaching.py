@@ -24,10 +24,10 @@ from icechunk_arrow.spark.views.session import (
     naming_gone_files,
 )
 from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
-from icechunk_arrow.tables.dialect import SPARK
 from icechunk_arrow.tables.node_changes import own_manifests
 from icechunk_arrow.tables.schemas import TABLES
 from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.sql import SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

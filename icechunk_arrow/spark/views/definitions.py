@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.spark.quoting import identifier, json_text
-from icechunk_arrow.sql_texts import fill, statement
-from icechunk_arrow.tables.chunk_rows import Source, root_uri
-from icechunk_arrow.tables.dialect import SPARK
 from icechunk_arrow.tables.manifests import inventory_table
 from icechunk_arrow.tables.metadata import metadata_table
 from icechunk_arrow.tables.nodes import grid_run_table
-from icechunk_arrow.tables.queries import change_query, chunk_relations, chunk_tables
+from icechunk_arrow.tables.queries import (
+    Source,
+    change_query,
+    chunk_relations,
+    chunk_tables,
+    root_uri,
+)
 from icechunk_arrow.tables.scans import owners_apart, plan_scans_by_array
 from icechunk_arrow.tables.schemas import (
     CHUNK_TABLES,
@@ -27,6 +30,7 @@ from icechunk_arrow.tables.schemas import (
     TABLES,
     with_repository,
 )
+from icechunk_arrow.tables.sql import SPARK, fill, statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,8 +39,8 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import Context
-    from icechunk_arrow.tables.dialect import Dialect
     from icechunk_arrow.tables.scans import Scan
+    from icechunk_arrow.tables.sql import Dialect
 
 __all__ = [
     "SnapshotQueries",

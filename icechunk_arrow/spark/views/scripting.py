@@ -25,7 +25,7 @@ from icechunk_arrow.spark.views.definitions import (
 )
 from icechunk_arrow.spark.views.session import READING, check_place
 from icechunk_arrow.tables.attaching import Attachment
-from icechunk_arrow.tables.chunk_rows import root_uri
+from icechunk_arrow.tables.queries import root_uri
 from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from icechunk_arrow.spark.views.definitions import (
     coordinate_functions,
     drop_statements,
 )
-from icechunk_arrow.tables.chunk_rows import root_uri
-from icechunk_arrow.tables.dialect import SPARK
-from icechunk_arrow.tables.queries import chunk_query
+from icechunk_arrow.tables.queries import chunk_query, root_uri
+from icechunk_arrow.tables.sql import SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

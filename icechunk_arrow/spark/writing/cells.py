@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from icechunk_arrow.core.axis_lookup import canonical
 from icechunk_arrow.core.cell_blocks import CellError, new_block
 from icechunk_arrow.core.cell_values import ValueFault, arrow_of, elements_of
-from icechunk_arrow.core.cf_values import missing_values
+from icechunk_arrow.core.cf import missing_values
 from icechunk_arrow.core.columns import from_numpy, to_numpy, validity
 from icechunk_arrow.engine.encoded import staging_in_order
 from icechunk_arrow.errors import InvalidInputError
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_arrow.core.cell_blocks import CellBlock
+    from icechunk_arrow.core.cell_blocks import CellBlock, RowBlocks
     from icechunk_arrow.core.cell_values import CellType
-    from icechunk_arrow.core.row_blocks import RowBlocks
     from icechunk_arrow.engine.encoded import TakeChunks
     from icechunk_arrow.session import ForkSession, OpenSession
     from icechunk_arrow.spark.writing.row_axes import RowAxis

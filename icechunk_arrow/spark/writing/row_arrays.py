@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core.axis_lookup import canonical
-from icechunk_arrow.core.cell_blocks import carried_dtype
+from icechunk_arrow.core.cell_blocks import carried_dtype, plan_row_blocks
 from icechunk_arrow.core.cell_values import (
     CF_DAYS,
     CF_MICROSECONDS,
@@ -23,7 +23,6 @@ from icechunk_arrow.core.cell_values import (
     elements_of,
     is_whole_decimal,
 )
-from icechunk_arrow.core.row_blocks import plan_row_blocks
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.columns import node_path, open_array
 from icechunk_arrow.spark.writing.cells import CellColumn, Cells

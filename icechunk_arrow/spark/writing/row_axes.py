@@ -25,7 +25,7 @@ from icechunk_arrow.core.axis_lookup import (
     micros_of,
     shown,
 )
-from icechunk_arrow.core.cf_values import packed_by
+from icechunk_arrow.core.cf import packed_by
 from icechunk_arrow.core.columns import any_array, from_numpy, indices, to_numpy
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.spark.columns import dimensions_of, open_array

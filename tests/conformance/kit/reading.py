@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from icechunk_arrow import Repository
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.checksums import crc32c
-from icechunk_arrow.engine.ledger import find_ledger
+from icechunk_arrow.engine.files import find_ledger
 from icechunk_arrow.errors import SnapshotNotFoundError
 from icechunk_arrow.formats import transaction
 from icechunk_arrow.formats.facts import extra_facts

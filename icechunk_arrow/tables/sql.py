@@ -1,22 +1,71 @@
-# ruff: noqa: S608  (making SQL is what this does; tests/sql attack it)
-"""How DuckDB and Spark spell SQL: the handful of rules in which they differ, side by side.
+# ruff: noqa: S608  (making SQL is what this does; the dialect quotes, tests/sql attack it)
+"""How DuckDB and Spark spell SQL, side by side, and the SQL texts of this package.
 
-Whatever makes a query takes a dialect, and asks no further for which engine it is. What comes from a repository
-is never anything but one name or one value in it.
+Whatever makes a query takes a dialect, and asks no further for which engine it is. What comes from a repository is
+never anything but one name or one value in it.
+
+Texts name relations and macros in braces, ``{chunk_rows}``; whoever runs them says what stands for each in an
+engine. Nothing else of a text is ever filled in: values go in as quoted literals under such a name. Texts are
+found in an installed package and in a checkout alike.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from icechunk_arrow.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DUCKDB", "SPARK", "Dialect"]
+__all__ = ["DUCKDB", "SPARK", "Dialect", "fill", "list_sql", "read_sql", "statement"]
+
+_NAME = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_HARMLESS = re.compile(r"[A-Za-z0-9_/.: =-]*")
+
+
+@cache
+def _folder() -> Path:
+    package = Path(__file__).parents[1]
+    for place in (package / "sql", package.parent / "sql"):
+        if (place / "tables").is_dir():
+            return place
+    raise InvalidInputError(
+        f"the SQL texts of icechunk_arrow are neither in {package} nor beside it: the installation is "
+        f"not complete; install the package again"
+    )
+
+
+def list_sql(folder: str) -> list[str]:
+    """Names of the texts in one folder of ``sql/``, sorted."""
+    return sorted(each.name for each in (_folder() / folder).glob("*.sql"))
+
+
+@cache
+def read_sql(name: str) -> str:
+    """Read a text as it stands, such as ``tables/chunks.sql``."""
+    return (_folder() / name).read_text(encoding="utf-8")
+
+
+@cache
+def statement(name: str) -> str:
+    """Read a text without the comments at its beginning, and without a semicolon at its end."""
+    lines = read_sql(name).splitlines()
+    while lines and (not lines[0] or lines[0].startswith("--")):
+        del lines[0]
+    return "\n".join(lines).rstrip().rstrip(";")
+
+
+def fill(text: str, names: Mapping[str, str]) -> str:
+    """Put what stands for each name into a text; a name that nobody gives is a ``KeyError``."""
+    return _NAME.sub(lambda match: names[match[1]], text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +131,6 @@ class Dialect:
 
 # -- DuckDB
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
 
 def _duckdb_text(value: str) -> str:
     """Quote a text; what would break a line, or end the text for a careless reader, stands as its number."""
@@ -121,8 +168,6 @@ DUCKDB = Dialect(
 
 
 # -- Spark
-
-_HARMLESS = re.compile(r"[A-Za-z0-9_/.: =-]*")
 
 
 def _spark_text(value: str) -> str:

@@ -1,8 +1,8 @@
 """Reads that are asked for at the same time: neighbours in one file are fetched with one request.
 
-Owns the order of things: all chunks of a moment are looked up side by side, then their ranges are joined and
+Owns the order of things: all chunks are looked up side by side, then their ranges are joined and
 fetched side by side. One that is slow to be found, one that fails and one that nobody waits for any more
-do not touch the others. What is joined is decided by :mod:`icechunk_arrow.engine.ranges`.
+do not touch the others. What is joined is decided by :mod:`icechunk_arrow.engine.chunk_bytes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.chunks import ChunkRef
-from icechunk_arrow.engine.ranges import Group, plan_ranges
+from icechunk_arrow.engine.chunk_bytes import Group, plan_ranges
 from icechunk_arrow.errors import CorruptFileError, StorageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.chunk_bytes import Part
     from icechunk_arrow.engine.keyspace import Found
 
-__all__ = ["PATIENCE_SECONDS", "Moment"]
+__all__ = ["PATIENCE_SECONDS", "JointReads"]
 
 PATIENCE_SECONDS = 0.005
 """So long a chunk that is found waits for others that are still looked up."""
@@ -61,8 +61,8 @@ class _Wanted:
             return None
 
 
-class Moment:
-    """Reads of one moment, each a lookup and then a range.
+class JointReads:
+    """Reads that are asked for at the same time, each a lookup and then a range.
 
     Parameters
     ----------
