@@ -58,14 +58,14 @@ class OpenSession(BaseSession):
         with self._lock:
             return [node.path for node in self._staging.nodes() if node.is_array]
 
-    def has_chunks(self, array_path: str) -> bool:
+    def has_chunks(self, array_path: Any) -> bool:
         """Whether an array has any chunk."""
         return any(len(batch) for batch in self.chunk_coordinates(array_path))
 
     # -- many chunks at once
 
     def set_encoded_chunks(
-        self, array_path: str | None, chunks: Any, *, duplicates: str = "error"
+        self, array_path: Any, chunks: Any, *, duplicates: str = "error"
     ) -> None:
         """Write many chunks whose bytes are encoded already as their arrays' codecs say.
 
@@ -167,7 +167,7 @@ class Session(OpenSession, BranchSession):
     processes there is :meth:`fork`.
     """
 
-    def clear_array(self, path: str) -> None:
+    def clear_array(self, path: Any) -> None:
         """Remove all chunks of an array."""
         with self._lock:
             self._check_writable()
@@ -274,15 +274,15 @@ class ForkSession(OpenSession):
         """Refuse: a fork makes no nodes."""
         self._refuse(f"create or change {path!r}")
 
-    def delete_nodes(self, paths: Sequence[str]) -> None:
+    def delete_nodes(self, paths: Sequence[Any]) -> None:
         """Refuse: a fork deletes no nodes."""
         self._refuse(f"delete {', '.join(map(repr, paths))}")
 
-    def move(self, from_path: str, to_path: str) -> None:
+    def move(self, from_path: Any, to_path: str) -> None:
         """Refuse: a fork moves no nodes."""
         self._refuse(f"move {from_path!r} to {to_path!r}")
 
-    def clear_array(self, path: str) -> NoReturn:
+    def clear_array(self, path: Any) -> NoReturn:
         """Refuse: a fork clears no arrays."""
         self._refuse(f"clear {path!r}")
 

@@ -27,6 +27,7 @@ from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.core.columns import from_numpy, from_values
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.core.locations import is_far
 from icechunk_arrow.engine.joint_reads import JointReads
 from icechunk_arrow.engine.keyspace import Keyspace
@@ -357,7 +358,7 @@ class IcechunkStore(Store):
 
         The columns are those of ``session.chunk_references``, in no promised order of rows.
         """
-        path = "/" + array_path.strip("/")
+        path = node_path(array_path)
         batches = await self._elsewhere(self._session.chunk_references, path, batch_size)
         while (batch := await self._elsewhere(next, batches, None)) is not None:
             yield batch

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.cli.consoles import harmless, working
 from icechunk_arrow.cli.output import cell, emit, pick, print_on
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.errors import NodeNotFoundError
 from icechunk_arrow.repository import Repository
 
@@ -52,7 +53,7 @@ def ls(
 
 def _existing(paths: Container[str], path: str) -> str:
     """Give the path of a node as the tables have it."""
-    place = "/" + path.strip("/")
+    place = node_path(path)
     if place not in paths:
         raise NodeNotFoundError(
             f"there is no array or group {place!r}; `icechunk-arrow ls -r` lists all", path=place

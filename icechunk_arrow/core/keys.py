@@ -27,7 +27,9 @@ __all__ = [
     "check_node_path",
     "chunk_keys_of",
     "key_of",
+    "node_path",
     "path_of_prefix",
+    "path_or_column",
     "split_key",
 ]
 
@@ -41,6 +43,37 @@ LONGEST_PATH_BYTES = 4096
 _MOST_DIGITS = 19
 
 _SEPARATORS = {"default": "/", "v2": "."}  # by encoding, where the document names none
+
+
+def node_path(given: Any, group: str = "/") -> str:
+    """Give the path of the node that a caller means: this is the one place where callers' paths are taken.
+
+    Parameters
+    ----------
+    given
+        A path, with slashes in front and behind or without; or the zarr array or group itself.
+    group
+        What a path without a slash in front is below.
+
+    Raises
+    ------
+    InvalidInputError
+        It is neither, or no node may have this path.
+    """
+    path = given if isinstance(given, str) else getattr(given, "name", None)
+    if not isinstance(path, str):
+        raise InvalidInputError(
+            f"{given!r} is neither the path of a node, such as '/group/temp', nor an array or group of zarr"
+        )
+    names = path.strip("/")
+    if not path.startswith("/"):
+        names = f"{group.strip('/')}/{names}".strip("/")
+    return check_node_path("/" + names)
+
+
+def path_or_column(given: Any) -> str | None:
+    """Give the path of the one array that a caller means; None where rows have a column ``path``."""
+    return None if given is None else node_path(given)
 
 
 def check_node_path(path: str) -> str:

@@ -4,8 +4,8 @@ A map, in the order in which one thing needs another:
 
 - *Reading.* ``files`` reads every kind of file, through ``cache``; ``manifest_file`` holds one manifest for
   look-ups, ``lookup`` finds a chunk's reference in many, ``listing`` streams all of them, ``keyspace`` says what
-  a Zarr key is, ``chunk_bytes`` and ``joint_reads`` bring bytes, ``virtual`` those of other people's files, and ``preload`` what
-  will be wanted soon. ``context`` is what all of these share.
+  a Zarr key is, ``chunk_bytes`` and ``joint_reads`` bring bytes, ``virtual`` those of other people's files, and
+  ``preload`` what will be wanted soon. ``context`` is what all of these share.
 - *Catalogs.* ``catalog``, ``sequences``, ``state_catalog``: which snapshot a branch or tag names, and the one
   create that decides. ``opening`` and ``config`` bring a repository into being and open it; ``small_files`` are
   written in one way.

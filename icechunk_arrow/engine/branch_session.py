@@ -23,6 +23,7 @@ from icechunk_arrow.core.conflict import (
 )
 from icechunk_arrow.core.documents import parse_document
 from icechunk_arrow.core.inventory import NO_INVENTORY
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.engine import commit as committing
 from icechunk_arrow.engine.changes import in_columns
 from icechunk_arrow.engine.commit import check_message
@@ -301,16 +302,17 @@ class BranchSession(BaseSession):
     def _forget(self, path: str) -> None:
         self._staging.views.pop(path, None)
 
-    def delete_nodes(self, paths: Sequence[str]) -> None:
+    def delete_nodes(self, paths: Sequence[Any]) -> None:
         """Remove nodes with all their chunks."""
         with self._lock:
             self._check_writable()
-            for path in paths:
+            for path in map(node_path, paths):
                 self._staging.delete_node(path)
                 self._forget(path)
 
-    def move(self, from_path: str, to_path: str) -> None:
+    def move(self, from_path: Any, to_path: str) -> None:
         """Give a node, and all below it, another path; chunks stay where they are."""
+        from_path, to_path = node_path(from_path), node_path(to_path)
         with self._lock:
             self._check_writable()
             if self.find_node(from_path) is None:

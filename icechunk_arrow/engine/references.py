@@ -139,7 +139,7 @@ class Values:
 
 def stage_rows(
     get_array: Callable[[str], ArrayView],
-    array_path: str | None,
+    array_path: Any,
     source: Any,
     values: Values,
     *,
@@ -279,7 +279,7 @@ class _Reader:
     def __init__(
         self,
         get_array: Callable[[str], ArrayView],
-        array_path: str | None,
+        array_path: Any,
         schema: pa.Schema,
         values: Values,
         name_row: Callable[[int], str],
@@ -301,14 +301,17 @@ class _Reader:
         self._name_row = name_row
         self._names = frozenset(schema.names)
         self._targets: dict[str, _Target] = {}
-        self._only = None if array_path is None else self._target(array_path)
+        self._only = None if array_path is None else self._target(get_array(array_path).node.path)
 
     def _target(self, path: str) -> _Target:
         found = self._targets.get(path)
         if found is None:
             view = self._get_array(path)
-            found = _Target(path=path, view=view, columns=self._index_columns(view))
-            self._targets[path] = found
+            found = self._targets.get(view.node.path)  # said in another way
+            if found is None:
+                columns = self._index_columns(view)
+                found = _Target(path=view.node.path, view=view, columns=columns)
+            self._targets[path] = self._targets[found.path] = found
         return found
 
     def _index_columns(self, view: ArrayView) -> tuple[str, ...] | None:
@@ -375,13 +378,14 @@ class _Reader:
         used = used[np.argsort(firsts[used])]
         paths = _text(coded.dictionary.take(indices(used)), "path").to_pylist()
         by_path = {path: self._target(path) for path in paths}
+        alone = {target.path: target for target in by_path.values()}
         kinds: dict[Any, int] = {}
-        for target in by_path.values():
+        for target in alone.values():
             kinds.setdefault(target.kind, len(kinds))
-        targets = sorted(by_path.values(), key=lambda target: kinds[target.kind])
+        targets = sorted(alone.values(), key=lambda target: kinds[target.kind])
         ranks = {target.path: rank for rank, target in enumerate(targets)}
         rank_of = np.zeros(len(firsts), np.uint16 if len(targets) < 1 << 16 else np.int64)
-        rank_of[used] = [ranks[path] for path in paths]
+        rank_of[used] = [ranks[by_path[path].path] for path in paths]
         order = rank_of[codes]
         if (order[1:] < order[:-1]).any():
             rows = np.argsort(order, kind="stable")

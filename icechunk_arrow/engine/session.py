@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.documents import encode_document
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.engine.bulk import by_number, layout_of, spilled
 from icechunk_arrow.engine.changes import Changes, in_columns
 from icechunk_arrow.engine.chunk_bytes import ChunkBytes
@@ -191,7 +192,7 @@ class BaseSession(OfOneProcess, ABC):
             ) from error
 
     def find_array(self, path: str) -> ArrayView | None:
-        """Find an array, or None."""
+        """Find the array at a node's path, or None."""
         try:
             return self._staging.views[path]
         except KeyError:
@@ -205,14 +206,27 @@ class BaseSession(OfOneProcess, ABC):
                     staging.views[path] = view
                 return view
 
-    def get_array(self, path: str) -> ArrayView:
-        """Give an array."""
-        view = self.find_array(path)
+    def get_array(self, path: Any) -> ArrayView:
+        """Give an array; callers name it as :func:`~icechunk_arrow.core.keys.node_path` says."""
+        view = self.find_array(path) if isinstance(path, str) else None
+        if view is None:  # a node's path is found at once
+            self._refuse_foreign(path)
+            path = node_path(path)
+            view = self.find_array(path)
         if view is None:
             raise NodeNotFoundError(
                 f"there is no array {path!r} here; create it before writing its chunks", path=path
             )
         return view
+
+    def _refuse_foreign(self, node: Any) -> None:
+        """Refuse an array of zarr that was opened in another repository: its path says nothing here."""
+        home = getattr(getattr(getattr(node, "store", None), "session", None), "storage_url", None)
+        if home not in {None, self.storage_url}:
+            raise InvalidInputError(
+                f"the array {node.name!r} was opened in {home}, and this is a session of {self.storage_url}; "
+                f"give its path, if you mean the array at the same place here"
+            )
 
     # -- chunks
 
@@ -230,13 +244,13 @@ class BaseSession(OfOneProcess, ABC):
                 return found  # type: ignore[return-value]
         return find_ref(self._context.files, view.node.id, view.node.inventories, coord)
 
-    def chunk_coordinates(self, array_path: str) -> Iterator[npt.NDArray[np.uint64]]:
+    def chunk_coordinates(self, array_path: Any) -> Iterator[npt.NDArray[np.uint64]]:
         """Give the coordinates of all chunks that an array has, in batches of n × dimensions."""
         view = self.get_array(array_path)
         return chunk_coordinates(self._context.files, view, self._staging.arrays.get(view.node.id))
 
     def chunk_references(
-        self, array_path: str, batch_size: int = BATCH_ROWS
+        self, array_path: Any, batch_size: int = BATCH_ROWS
     ) -> Iterator[pa.RecordBatch]:
         """Give the references of all chunks that an array has, in batches of at most so many rows.
 
@@ -285,7 +299,7 @@ class BaseSession(OfOneProcess, ABC):
         key = coords.encode_one(coord)
         with self._lock:
             self._check_writable()
-            if self.find_array(path) is not view:
+            if self.find_array(view.node.path) is not view:
                 view = self.get_array(path)  # changed meanwhile, by another thread
                 if not view.grid.contains(coord):
                     raise _outside(path, coord, view)
@@ -341,7 +355,7 @@ class BaseSession(OfOneProcess, ABC):
         """Remove a chunk; where there is none, say that there shall be none."""
         with self._lock:
             self._check_writable()
-            view = self.find_array(path)
+            view = self.find_array(node_path(path))
             if view is None or not view.grid.contains(coord):
                 return
             # what others do to the chunk matters even where there is none; in a new array there are no others
@@ -361,7 +375,7 @@ class BaseSession(OfOneProcess, ABC):
             self._staging.chunks_of(view.node.id).entries[key] = ref
 
     def set_references(
-        self, array_path: str | None, references: Any, *, duplicates: str = "error"
+        self, array_path: Any, references: Any, *, duplicates: str = "error"
     ) -> None:
         """Point many chunks of arrays at byte ranges of files that exist already.
 
@@ -389,7 +403,7 @@ class BaseSession(OfOneProcess, ABC):
 
     def stage_rows(
         self,
-        array_path: str | None,
+        array_path: Any,
         rows: Any,
         values: Values,
         *,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core.documents import encode_document
-from icechunk_arrow.core.keys import check_node_path
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 def join_paths(group: str, path: str) -> str:
     """Put a path below a group."""
-    base = "/" + group.strip("/")
-    inner = path.strip("/")
-    joined = base if not inner else f"{base.rstrip('/')}/{inner}"
-    return check_node_path(joined)
+    return node_path(path.strip("/"), group)
 
 
 def placed(sources: Iterable[tuple[str, Hierarchy]]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -38,7 +38,6 @@ __all__ = [
     "element_type",
     "fill_mask",
     "list_of",
-    "node_path",
     "open_array",
     "selected",
     "sliced_list",
@@ -176,11 +175,6 @@ def _texts(values: npt.NDArray[Any], arrow_type: pa.DataType, valid: Mask | None
 
 
 # -- dimensions
-
-
-def node_path(path: str) -> str:
-    """Write a path as nodes have it."""
-    return "/" + path.strip("/")
 
 
 def open_array(session: OpenSession, path: str, mode: Literal["r", "r+"] = "r") -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.tables.sql import fill, list_sql, read_sql, statement
 
@@ -221,7 +222,7 @@ def _checked(inspection: Inspection, parameter: Parameter, value: Any) -> Any:
         )
     if parameter.kind in _TEXTS and any(0xD800 <= ord(each) < 0xE000 for each in value):
         raise InvalidInputError(f"{start}is no text: {value!r} holds a lone surrogate")
-    return value
+    return node_path(value) if parameter.kind == "array" else value
 
 
 def _observed(start: str, value: Any) -> pa.Table:

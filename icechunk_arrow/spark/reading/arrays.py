@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.core.predicates import parse_predicate
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
 from icechunk_arrow.spark.reading.grids import GridRows
 from icechunk_arrow.storage.secrets import secrets_kept

@@ -25,6 +25,7 @@ from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
 from icechunk_arrow.core.columns import empty, from_values
 from icechunk_arrow.core.conflict import ConflictDetector
+from icechunk_arrow.core.keys import node_path, path_or_column
 from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.forks import discard_written
@@ -40,7 +41,6 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.source.options import Options
 from icechunk_arrow.spark.writing.cells import CellRules
 from icechunk_arrow.spark.writing.chunks import StageRows
@@ -249,7 +249,7 @@ class _Write:
             kind, targets = "rows", named_paths(self.work.arrays, self.work.group)
         else:
             path = self.work.array_path
-            kind, targets = self.work.kind, [] if path is None else [node_path(path)]
+            kind, targets = self.work.kind, [] if path is None else [path]
         return Query(kind=kind, targets=tuple(targets), checkpoint=checkpoint, name=self.query_id)
 
     def merged(self, parts: Sequence[WrittenChunks]) -> Session | None:
@@ -314,7 +314,9 @@ def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _
         merging = "error"
     else:
         merging = given.take_one_of("duplicates", ("error", "last"), "error")
-        work = StageRows(kind=table, array_path=given.take("array"), duplicates=merging)
+        work = StageRows(
+            kind=table, array_path=path_or_column(given.take("array")), duplicates=merging
+        )
     given.refuse_rest("writing")
     check_message(message, metadata)
     context = open_context(url, storage_options, None, Choices(pickle_secrets=True), state_url=None)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import from_numpy, from_values, to_numpy
+from icechunk_arrow.core.keys import path_or_column
 from icechunk_arrow.core.splits import box_of
 from icechunk_arrow.engine.encoded import encoded_chunks
 from icechunk_arrow.engine.references import REFERENCES
@@ -189,7 +190,8 @@ class GridTasks:
         if not pa.types.is_string(column.type):
             return np.zeros(rows.num_rows, np.int64)
         coded = column.dictionary_encode()
-        known = pc.index_in(coded.dictionary, value_set=from_values(list(self.paths), pa.string()))
+        spelled = pc.binary_join_element_wise("", pc.utf8_trim(coded.dictionary, "/"), "/")
+        known = pc.index_in(spelled, value_set=from_values(list(self.paths), pa.string()))
         numbers = np.append(to_numpy(known.fill_null(0)).astype(np.int64), 0)
         found: Numbers = numbers[to_numpy(coded.indices.fill_null(len(numbers) - 1))]
         return found
@@ -321,7 +323,11 @@ def by_grid(df: Any, session: Session, paths: Sequence[str], path: str | None) -
     if tasks.count == 1:
         return df.repartition(1)
     known = sf.broadcast(df.sparkSession.createDataFrame(tasks.table()))
-    same = sf.lit(True) if path is not None else df["path"] == known["_icechunk_path"]
+    same = (
+        sf.lit(True)
+        if path is not None
+        else sf.concat(sf.lit("/"), sf.btrim("path", sf.lit("/"))) == known["_icechunk_path"]
+    )
     box = sf.lit(0)
     for d, names in enumerate(tasks.columns):
         if "index" in df.columns:
@@ -384,7 +390,7 @@ def stage_frame(
 def write_references(
     df: Any,
     target: Target,
-    array_path: str | None = None,
+    array_path: Any = None,
     *,
     arrays: Mapping[str, ArraySpec] | None = None,
     mode: str = "append",
@@ -427,7 +433,7 @@ def write_references(
     return _write(
         df,
         target,
-        StageRows(kind="references", array_path=array_path, duplicates=duplicates),
+        StageRows(kind="references", array_path=path_or_column(array_path), duplicates=duplicates),
         arrays=arrays,
         mode=mode,
         shuffle=shuffle,
@@ -441,7 +447,7 @@ def write_references(
 def write_chunks(
     df: Any,
     target: Target,
-    array_path: str | None = None,
+    array_path: Any = None,
     *,
     arrays: Mapping[str, ArraySpec] | None = None,
     mode: str = "append",
@@ -460,7 +466,7 @@ def write_chunks(
     return _write(
         df,
         target,
-        StageRows(kind="chunks", array_path=array_path, duplicates=duplicates),
+        StageRows(kind="chunks", array_path=path_or_column(array_path), duplicates=duplicates),
         arrays=arrays,
         mode=mode,
         shuffle=shuffle,

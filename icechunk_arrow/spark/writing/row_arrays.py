@@ -23,8 +23,9 @@ from icechunk_arrow.core.cell_values import (
     elements_of,
     is_whole_decimal,
 )
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.columns import node_path, open_array
+from icechunk_arrow.spark.columns import open_array
 from icechunk_arrow.spark.writing.cells import CellColumn, Cells
 from icechunk_arrow.spark.writing.targets import make_arrays
 
@@ -105,14 +106,12 @@ def read_arrays(
             )
         options = dict(said) if isinstance(said, Mapping) else {"path": said}
         path = options.pop("path", column)
-        if not isinstance(path, str):
+        if not isinstance(path, str) and not hasattr(path, "name"):
             raise InvalidInputError(
-                f"arrays[{column!r}] must be a path, or a mapping, not {said!r}"
+                f"arrays[{column!r}] must be a path, an array of zarr, or a mapping, not {said!r}"
             )
-        full = path if path.startswith("/") else f"{group.rstrip('/')}/{path}"
-        found.append(
-            RowArray(column=column, type=types[column], path=node_path(full), options=options)
-        )
+        full = node_path(path, group)
+        found.append(RowArray(column=column, type=types[column], path=full, options=options))
     paths = [each.path for each in found]
     if len(set(paths)) < len(paths):
         raise InvalidInputError(f"two columns go to one array: {', '.join(paths)}")
@@ -128,8 +127,8 @@ def named_paths(arrays: Any, group: str) -> list[str]:
     found = []
     for column, each in said.items():
         path = each.get("path", column) if isinstance(each, Mapping) else each
-        found.append(path if path.startswith("/") else f"{node_path(group).rstrip('/')}/{path}")
-    return [node_path(path) for path in found]
+        found.append(node_path(path, group))
+    return found
 
 
 def shared_shape(session: OpenSession, arrays: Sequence[RowArray]) -> SharedShape | None:

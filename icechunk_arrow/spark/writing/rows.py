@@ -15,8 +15,8 @@ import pyarrow as pa
 from icechunk_arrow.core.axis_lookup import kind_of
 from icechunk_arrow.core.cell_blocks import POLICIES
 from icechunk_arrow.core.columns import one_array
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.quoting import identifier
 from icechunk_arrow.spark.writing.cells import CellRules
 from icechunk_arrow.spark.writing.row_arrays import (

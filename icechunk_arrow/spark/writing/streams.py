@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.conflict import ConflictDetector
+from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.core.stream_marks import Query
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.errors import ConflictError, InvalidInputError, RebaseFailedError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
-from icechunk_arrow.spark.columns import node_path
 from icechunk_arrow.spark.writing.chunks import write_chunks, write_references
 from icechunk_arrow.spark.writing.row_arrays import named_paths
 from icechunk_arrow.spark.writing.rows import write_rows
