@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from icechunk_arrow.cli.consoles import working
 from icechunk_arrow.cli.options import Format
@@ -104,7 +105,7 @@ def _split(file: str) -> tuple[str, str, ParsedKey]:
 
 
 def _read(storage: Storage, key: str, parsed: ParsedKey, limit: int) -> _Shown:
-    about = {name: value for name, value in asdict(parsed).items() if value is not None}
+    about = {name: value for name, value in structs.asdict(parsed).items() if value is not None}
     identification = {"repository": storage.url, "key": key, **about}
     match parsed.role:
         case "structure" | "manifest" | "attributes" | "transaction":

@@ -8,12 +8,12 @@ and text. Must not know where the values of an axis are stored, nor which array 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import validity
@@ -141,8 +141,7 @@ def _column(values: npt.NDArray[Any]) -> pa.Array:
 # -- a grid that somebody gives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegularGrid:
+class RegularGrid(Struct, frozen=True, kw_only=True):
     """Equal steps: the place of a value is how many of them it is from the start.
 
     Attributes
@@ -222,8 +221,7 @@ def _number(value: Number) -> int | float:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridLookup:
+class GridLookup(Struct, frozen=True, kw_only=True):
     """Counts steps; with integers exactly."""
 
     start: int | float
@@ -270,8 +268,7 @@ class GridLookup:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionLookup:
+class PositionLookup(Struct, frozen=True, kw_only=True):
     """Takes a whole number as the place itself."""
 
     length: int
@@ -292,8 +289,7 @@ class PositionLookup:
 # -- values that are stored
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExactLookup:
+class ExactLookup(Struct, frozen=True, kw_only=True, eq=False):
     """Finds equal values, of any order: by counting steps where these are even, else by their hashes."""
 
     values: pa.Array
@@ -364,8 +360,7 @@ def _by_hash(wanted: pa.Array, known: pa.Array) -> Places:
     return places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NearLookup:
+class NearLookup(Struct, frozen=True, kw_only=True, eq=False):
     """Finds the nearest of some numbers, if it is near enough; of two equally near, the smaller."""
 
     values: npt.NDArray[Any]

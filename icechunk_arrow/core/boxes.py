@@ -8,10 +8,10 @@ dimensions there is one cell, and every box has it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,8 +162,7 @@ def cut(box: Box, most: int, steps: Sequence[int] | None = None) -> Iterator[Box
 # -- many boxes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Boxes:
+class Boxes(Struct, frozen=True, eq=False):
     """Boxes of one grid as columns."""
 
     starts: Points

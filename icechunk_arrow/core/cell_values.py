@@ -7,11 +7,11 @@ refused, by its row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core.axis_lookup import canonical, shown
 from icechunk_arrow.core.cell_blocks import native_dtype
@@ -51,8 +51,7 @@ class ValueFault(Exception):  # noqa: N818  (it says where, and becomes an error
         self.why = why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellType:
+class CellType(Struct, frozen=True, kw_only=True):
     """What an array's elements are, and what they mean where they count time."""
 
     dtype: np.dtype[Any]

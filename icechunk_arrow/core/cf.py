@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from icechunk_arrow.errors import InvalidInputError
 
@@ -85,8 +85,7 @@ DECIDING = PACKING | {"_Encoding", "calendar", "dtype", "units"}
 """Attributes without which, or with others of which, stored numbers mean other values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeUnits:
+class TimeUnits(Struct, frozen=True, kw_only=True):
     """How numbers count time."""
 
     nanoseconds: int
@@ -97,8 +96,7 @@ class TimeUnits:
     """Whether that is the moment that is said; False where it is said more finely."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
+class Shift(Struct, frozen=True, kw_only=True):
     """How numbers that count in one unit are counted in another: ``(number × multiplier + addend) ÷ divisor``."""
 
     multiplier: int

@@ -8,11 +8,12 @@ Specification: schemas/README.md#manifests-of-a-snapshot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkSet", "subtract"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ChunkSet:
+class ChunkSet(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Chunks of one array: single ones, all of some boxes, all outside a smaller grid."""
 
     ndim: int

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from icechunk_arrow.core.boxes import Boxes, point_at, volume
 from icechunk_arrow.core.chunk_set import ChunkSet
@@ -87,8 +89,7 @@ class VersionSelection(Enum):
     UseTheirs = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Resolution(Struct, frozen=True, kw_only=True):
     """What a solver makes of conflicts."""
 
     unsolved: tuple[Conflict, ...] = ()

@@ -13,8 +13,9 @@ A document is a plain `dict` as `json.loads` gives it. It is shared freely: neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from icechunk_arrow.core.grid import grid_of
 from icechunk_arrow.core.json_values import (
@@ -53,8 +54,7 @@ _MEMBERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayColumns:
+class ArrayColumns(Struct, frozen=True, kw_only=True):
     """What the structure file's documented columns hold of an array document.
 
     Attributes

@@ -7,10 +7,11 @@ entry as an object (:class:`InventoryEntry`) exists only where a single one is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import Boxes, around, contains
@@ -41,8 +42,7 @@ _FEW = 16
 _MOST = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryEntry:
+class InventoryEntry(Struct, frozen=True, kw_only=True):
     """One array's rows in one manifest: a view, for look-ups."""
 
     manifest: str
@@ -59,8 +59,7 @@ class InventoryEntry:
         return bool(self.flags & DENSE)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inventory:
+class Inventory(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Entries as columns.
 
     Those of a snapshot stand array by array, in the order of its rows; those of one array in the order of their

@@ -9,13 +9,14 @@ everything, and whoever follows values does not see it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core.boxes import volume
 from icechunk_arrow.core.columns import empty, indices, run_edges
@@ -86,8 +87,7 @@ class TakenSource(NamedTuple):
     size_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared:
+class Cleared(Struct, frozen=True, kw_only=True):
     """A box of chunks that were deleted at once, whether they were there or not."""
 
     extent: Box
@@ -95,8 +95,7 @@ class Cleared:
     """How many of them were there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BulkWrite:
+class BulkWrite(Struct, frozen=True, kw_only=True):
     """Many chunks written at once: the rows of one array in one manifest."""
 
     manifest: str
@@ -113,8 +112,7 @@ def _no_chunks() -> pa.Array:
     return empty(pa.binary())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkChanges:
+class ChunkChanges(Struct, frozen=True, kw_only=True):
     """What happened to the chunks of one array."""
 
     written: pa.Array = field(default_factory=_no_chunks)
@@ -138,8 +136,7 @@ class ChunkChanges:
         return pa.concat_arrays([self.written, self.deleted]).unique()
 
 
-@dataclass(frozen=True, eq=False)
-class Singles:
+class Singles(Struct, frozen=True, eq=False, dict=True):
     """Chunks of many arrays, named one by one: columns, sorted by node and coordinate."""
 
     node_ids: npt.NDArray[np.uint32]
@@ -189,15 +186,15 @@ class Singles:
 NO_SINGLES = Singles(np.zeros(0, np.uint32), empty(pa.binary()))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ChunkLog(Mapping[int, ChunkChanges]):
     """What happened to the chunks of all arrays: by array a view, beneath it columns."""
 
     written: Singles = NO_SINGLES
     deleted: Singles = NO_SINGLES
-    cleared: Mapping[int, tuple[Cleared, ...]] = field(default_factory=dict)
-    bulk: Mapping[int, tuple[BulkWrite, ...]] = field(default_factory=dict)
-    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    cleared: Mapping[int, tuple[Cleared, ...]] = dataclasses.field(default_factory=dict)
+    bulk: Mapping[int, tuple[BulkWrite, ...]] = dataclasses.field(default_factory=dict)
+    kept: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, by_node: Mapping[int, ChunkChanges]) -> ChunkLog:
@@ -238,8 +235,7 @@ class ChunkLog(Mapping[int, ChunkChanges]):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionLog:
+class TransactionLog(Struct, frozen=True, kw_only=True):
     """All that one commit did, by node; ``facts`` are None for a session's uncommitted changes."""
 
     facts: SnapshotFacts | None = None

@@ -9,12 +9,12 @@ Specification: schemas/README.md#chunk-manifest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
 
 import pyarrow as pa
+from msgspec import Struct
 
 __all__ = [
     "CHUNK_SCHEMA",
@@ -52,8 +52,7 @@ class About(Enum):
     BYTES = "the bytes themselves, or the values in them: stays wherever the same bytes are"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(Struct, frozen=True, kw_only=True):
     """One column of a manifest."""
 
     name: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core.columns import from_values, indices
 from icechunk_arrow.core.lazy import lazy
@@ -77,8 +77,7 @@ class PlainShape(NamedTuple):
     chunk_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pack:
+class Pack(Struct, frozen=True, kw_only=True):
     """The arrays of one manifest, and the set that it belongs to.
 
     An array above the set's limit has a pack of its own, which is cut along the array's grid.

@@ -9,10 +9,10 @@ Specification: schemas/README.md#manifests-of-a-snapshot
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import rows_of_arrays, sort_rows
@@ -166,16 +166,14 @@ def sizes_after(
             yield rest, limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Live(Struct, frozen=True, kw_only=True):
     """The live manifests of a snapshot: rows of each, and by array as far as :func:`to_be_known` asks for it."""
 
     row_counts: Mapping[str, int]
     tenants: Mapping[str, Mapping[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class Unknown(Struct, frozen=True, kw_only=True):
     """What :func:`choose_units` has to know of live manifests."""
 
     with_shapes: frozenset[str]

@@ -8,9 +8,10 @@ missing matches nothing. A time without a zone is in UTC.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import InvalidInputError
 
@@ -47,8 +48,7 @@ _OPERAND = "the name of a dimension"
 _NEXT = "'and', or the end"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class Term(Struct, frozen=True, kw_only=True):
     """What is asked of one column: ``operator`` is one of ``= <> < <= > >= in``."""
 
     column: str
@@ -63,8 +63,7 @@ class Term:
         return f"{name} {self.operator} {shown}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicate:
+class Predicate(Struct, frozen=True, kw_only=True):
     """Terms that all have to hold."""
 
     terms: tuple[Term, ...]
@@ -99,8 +98,7 @@ def _written(value: Literal) -> str:
     return str(value) if isinstance(value, Decimal) else "'" + value.replace("'", "''") + "'"
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(Struct, frozen=True):
     kind: str
     text: str
     start: int

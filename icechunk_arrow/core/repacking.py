@@ -7,10 +7,10 @@ Specification: schemas/README.md#manifests-of-a-snapshot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from icechunk_arrow.core.boxes import Boxes
 from icechunk_arrow.core.placement import groups_of, limit_of
@@ -30,8 +30,7 @@ __all__ = ["Cut", "Repacking", "plan_repacking"]
 _FAR = np.uint64(2**64 - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(Struct, frozen=True, kw_only=True):
     """How an array is cut again."""
 
     home: ManifestSet
@@ -40,8 +39,7 @@ class Cut:
     """Manifests to be replaced. The rows of each part are cut by themselves: others stand between."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repacking:
+class Repacking(Struct, frozen=True, kw_only=True):
     """Which manifests stay, and what the rows of all others become."""
 
     kept: frozenset[str]

@@ -7,12 +7,12 @@ without touching one another; an axis without values is its positions themselves
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from icechunk_arrow.errors import InvalidInputError
 
@@ -41,8 +41,7 @@ _SAYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(Struct, frozen=True):
     """Values from ``low`` to ``high``; None is without a bound."""
 
     low: Any = None

@@ -7,12 +7,14 @@ asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import dataclasses
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from icechunk_arrow.core.columns import conformed, to_numpy
 from icechunk_arrow.core.documents import join_document
@@ -100,7 +102,7 @@ class NodeRows:
         return self._conformed[schema]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
     """One snapshot in a history."""
 
@@ -108,7 +110,7 @@ class SnapshotInfo:
     parent_id: str | None
     written_at: datetime
     message: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         facts = {
@@ -121,8 +123,7 @@ class SnapshotInfo:
         return html_of("SnapshotInfo", facts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeFrom:
+class MadeFrom(Struct, frozen=True, kw_only=True):
     """A snapshot, beside its parent, that another one was made from: named, and not kept alive by it."""
 
     kind: str
@@ -130,8 +131,7 @@ class MadeFrom:
     snapshot: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFacts:
+class SnapshotFacts(Struct, frozen=True, kw_only=True):
     """All that a structure file says beside its nodes."""
 
     id: str
@@ -172,11 +172,10 @@ class SnapshotFacts:
 
     def history_of_child(self) -> tuple[SnapshotInfo, ...]:
         """Give the history that a snapshot made on this one has."""
-        return (replace(self.info, metadata={}), *self.history)[:HISTORY_LENGTH]
+        return (dataclasses.replace(self.info, metadata={}), *self.history)[:HISTORY_LENGTH]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttributesRef:
+class AttributesRef(Struct, frozen=True, kw_only=True):
     """Where attributes stand that are too large for the structure file."""
 
     identifier: str
@@ -190,8 +189,7 @@ def _grid_and_keys(columns: ArrayColumns) -> tuple[Grid, ChunkKeys]:
     return grid_of(document), chunk_keys_of(document)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One array or group; ``columns`` is None for a group."""
 
     id: int
@@ -242,8 +240,7 @@ class Node:
         return chunk_keys_of(self.document(None))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """A structure file's contents; nodes are decoded when asked for."""
 
     facts: SnapshotFacts

@@ -10,8 +10,9 @@ name and by what it writes: batches of one source that go to two places are two 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import InvalidInputError
 
@@ -44,8 +45,7 @@ class Marks(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Query(Struct, frozen=True, kw_only=True):
     """A streaming query that writes into some places of a repository."""
 
     kind: str
@@ -81,8 +81,7 @@ class Query:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Struct, frozen=True, kw_only=True):
     """One batch of one streaming query."""
 
     query_id: str
@@ -127,8 +126,7 @@ class Batch:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
+class Advance(Struct, frozen=True, kw_only=True):
     """Several queries that one commit brings further, such as a table into several arrays."""
 
     since: Mapping[str, int | None]

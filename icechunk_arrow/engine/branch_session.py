@@ -7,10 +7,10 @@ moved over. What a commit writes is the plan's business.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from icechunk_arrow.core.columns import from_numpy, one_array, to_numpy
 from icechunk_arrow.core.conflict import (

@@ -7,12 +7,12 @@ checked, and knows neither where they come from nor what a session makes of them
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import (
@@ -68,8 +68,7 @@ def by_number(number: int) -> str:
     return f"row {number} of the references"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True):
     """How the rows of a large array are cut into manifests."""
 
     limit: int
@@ -86,8 +85,7 @@ class Layout:
         return cls(limit=limit_of(home), axis=axis)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BulkSettings:
+class BulkSettings(Struct, frozen=True, kw_only=True):
     """How much a bulk write holds in memory; smaller in tests."""
 
     slice_rows: int = 1 << 18
@@ -105,8 +103,7 @@ class BulkSettings:
     """Rows of each sorted run that are in memory while runs are merged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StagedReferences:
+class StagedReferences(Struct, frozen=True, kw_only=True, eq=False):
     """What a bulk write gives a session for one array; no chunk is named twice."""
 
     node_id: int
@@ -160,8 +157,7 @@ class _Blank:
         return {name: column.slice(0, count) for name, column in self._columns.items()}
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Cutter:
+class _Cutter(Struct, kw_only=True, eq=False):
     """Takes the rows of one array in order and makes manifests of them, cut along the grid."""
 
     node_id: int
@@ -269,8 +265,7 @@ def _rests(cutters: Iterable[_Cutter], blank: _Blank) -> dict[int, pa.Table]:
     return found
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Array:
+class _Array(Struct, kw_only=True, eq=False):
     """The references of one array as they come in: straight into manifests, or aside to be sorted."""
 
     path: str

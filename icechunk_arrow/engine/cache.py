@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from msgspec import Struct
 
 from icechunk_arrow.storage.forked_children import renew_in_forks
 
@@ -110,8 +111,7 @@ class ByteCache:
             self._size_bytes -= freed
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(Struct, frozen=True):
     """What was read of a file the last time, and where the chunk that was asked for ended."""
 
     start: int

@@ -11,9 +11,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from icechunk_arrow.engine.sequences import FileSequence
 from icechunk_arrow.errors import (
@@ -65,8 +67,7 @@ HINT_EVERY = 16
 """Entries whose numbers this divides leave a hint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tip:
+class Tip(Struct, frozen=True, kw_only=True):
     """Where a branch stands: what a commit on it is compared with."""
 
     branch: str

@@ -6,12 +6,12 @@ memory go into chunk files on the way. The arrays' segments are merged before (`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core.chunk_set import ChunkSet
 from icechunk_arrow.core.chunks import (
@@ -45,8 +45,7 @@ __all__ = ["ChangedChunks", "Changes", "PendingFiles", "in_columns"]
 _BINARY = CHUNK_SCHEMA.field("coord").type
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PendingFiles:
+class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Bytes that waited in memory, on their way into chunk files; sorted by (array_id, coord)."""
 
     array_ids: npt.NDArray[np.uint32]
@@ -77,8 +76,7 @@ class PendingFiles:
             arrays[array_id].entries[coord] = ref
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ChangedChunks:
+class ChangedChunks(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What a session did to the chunks of all its arrays, as columns."""
 
     array_ids: tuple[int, ...] = ()
@@ -193,8 +191,7 @@ def _single_writes(
     return owners, keys, staged, deleted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Changes:
+class Changes(Struct, frozen=True, kw_only=True, eq=False):
     """What a session wants to commit on a base."""
 
     overlay: Mapping[str, Node | None]

@@ -10,10 +10,10 @@ are slow: an object store answers after some 25 ms, and then sends 50 to 100 MB 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from icechunk_arrow.core.checksums import (
     BLOCK_BYTES,
@@ -39,8 +39,7 @@ MAX_JOINED_BYTES = 4 << 20
 """Beyond this the bytes take longer than the wait, and two connections bring them sooner than one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """One range to fetch, and the numbers of the requests that lie in it."""
 
     start: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from icechunk_arrow.core.chunks import rows_of_array
 from icechunk_arrow.core.columns import one_array

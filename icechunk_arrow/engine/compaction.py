@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
@@ -75,8 +76,7 @@ _NOTHING = ChunkCompaction(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Copy:
+class _Copy(Struct, frozen=True, kw_only=True, eq=False):
     """Which byte ranges of which files go where: one row per range, in the order of the new files."""
 
     ranges: pa.Table

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from icechunk_arrow.core.ids import ID_BYTES, encode_id
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayView", "Context", "new_id", "now"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrayView:
+class ArrayView(Struct, frozen=True, kw_only=True, eq=False):
     """A node with what follows from its document, worked out once."""
 
     node: Node

@@ -8,13 +8,13 @@ only when it is certain that no snapshot names it and none will.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunk_set import ChunkSet
@@ -66,8 +66,7 @@ _DELETED = pa.schema(
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WrittenChunks:
+class WrittenChunks(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What a fork wrote: manifests, told by columns; nothing in it grows with the number of chunks."""
 
     synced: bool
@@ -177,8 +176,7 @@ def refuse_deleted(
                         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Held:
+class _Held(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What all forks wrote of one array."""
 
     entries: Inventory

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.engine.chunk_bytes import Group, plan_ranges
@@ -32,8 +33,7 @@ Source = tuple[str, str | None, int | None]
 Answer = Future[bytes | memoryview | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _Wanted(Struct, frozen=True, eq=False):
     """A part of a chunk that was found, and who waits for it."""
 
     ref: ChunkRef

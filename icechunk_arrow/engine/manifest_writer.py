@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec import Struct
 
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
 from icechunk_arrow.engine.plan import WrittenManifests
@@ -47,8 +48,7 @@ class _Given(NamedTuple):
     within: Mapping[int, Box] | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Job:
+class _Job(Struct, kw_only=True, eq=False):
     given: _Given | None
     """None as soon as somebody else has it."""
     future: Future[_Result] | None = None

@@ -7,9 +7,10 @@ other is put together by ``engine.forks``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import (

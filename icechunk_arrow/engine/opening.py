@@ -9,10 +9,9 @@ repository. The snapshot that it names is the repository's identity.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 
 from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.core.snapshot import SnapshotFacts
@@ -124,8 +123,7 @@ def unfinished(storage: Storage, entry: RefEntry, catalog: StateCatalog) -> bool
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class Choices(Struct, frozen=True, kw_only=True):
     """What belongs to whoever opens a repository, and never to the repository.
 
     Parameters

@@ -7,13 +7,13 @@ and coordinate). Does not know sessions: it is handed payloads and gives referen
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core import checksums
 from icechunk_arrow.core.chunks import ChunkRef
@@ -236,8 +236,7 @@ def _begin(write: Callable[[], None], *, aside: bool) -> Future[None]:
     return done
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlacedPayloads:
+class PlacedPayloads(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Payloads of which is known where they will stand, while their chunk files are being written."""
 
     names: Sequence[str]

@@ -9,10 +9,11 @@ carries out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import grid_box, volume
@@ -28,7 +29,6 @@ from icechunk_arrow.core.columns import bytes_at, to_numpy
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory
 from icechunk_arrow.core.json_values import changed_members, decode_json
 from icechunk_arrow.core.log import (
-    NO_SINGLES,
     BulkWrite,
     ChunkLog,
     Cleared,
@@ -91,8 +91,7 @@ MANY_COORDS = 16
 """From so many on, chunks that fill their extent are logged by it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileToWrite:
+class FileToWrite(Struct, frozen=True, kw_only=True):
     """One file of a commit."""
 
     key: str
@@ -100,8 +99,7 @@ class FileToWrite:
     metadata: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ManifestToWrite:
+class ManifestToWrite(Struct, frozen=True, kw_only=True, eq=False):
     """Sorted rows of one or many arrays that become a manifest."""
 
     name: str
@@ -112,8 +110,7 @@ class ManifestToWrite:
     """Extents that the rows of some arrays do not leave, where that is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenManifests:
+class WrittenManifests(Struct, frozen=True, kw_only=True):
     """Manifests that have been written, and that no snapshot names yet."""
 
     entries: Inventory
@@ -127,8 +124,7 @@ class WrittenManifests:
 NOTHING_WRITTEN = WrittenManifests(entries=NO_INVENTORY, sizes={})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
+class Rewrite(Struct, frozen=True, kw_only=True):
     """Live manifests that are read, and written again without what goes; those of several are placed anew."""
 
     manifests: tuple[str, ...]
@@ -136,8 +132,7 @@ class Rewrite:
     """By array: manifests of the session to be read to know what goes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitPlan:
+class CommitPlan(Struct, frozen=True, kw_only=True, eq=False):
     """What becomes of a snapshot by a commit, as far as it is known before anything is read or written."""
 
     base: Snapshot
@@ -167,8 +162,7 @@ class CommitPlan:
         return self.base.facts.synced
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FinishedCommit:
+class FinishedCommit(Struct, frozen=True, kw_only=True, eq=False):
     """The last files of a commit in order, and the snapshot that the branch entry will name.
 
     Manifests are among the files only where one is all there is; many are written before.
@@ -552,7 +546,7 @@ def log_of(
     relocated: Mapping[int, tuple[BulkWrite, ...]] = {}
     if changes.is_placement:
         relocated = chunks.bulk
-        chunks = replace(chunks, written=NO_SINGLES, bulk={})
+        chunks = ChunkLog(deleted=chunks.deleted, cleared=chunks.cleared, kept=chunks.kept)
     spoken_of = {*chunks, *relocated}
     for node_id in spoken_of - names.keys():
         known = base.find_node_by_id(node_id)

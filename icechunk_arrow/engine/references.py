@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
@@ -122,8 +122,7 @@ def _united(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
+class Values(Struct, frozen=True, kw_only=True):
     """What rows say of their chunks beside path and index, and how that is read."""
 
     needed: tuple[str, ...]
@@ -214,8 +213,7 @@ def _useful(known: frozenset[str], schema: pa.Schema) -> list[str]:
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Target:
+class _Target(Struct, frozen=True, kw_only=True, eq=False):
     """An array of which there are rows, and where its chunks' places stand."""
 
     path: str

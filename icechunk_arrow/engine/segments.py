@@ -9,11 +9,11 @@ each chunk once keeps what is newer beside what is older (:class:`Newer`); ``eng
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import inside, points_of
@@ -69,8 +69,7 @@ _BATCH_ROWS = 100_000
 _COORDINATES = ("array_id", "coord")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class Memory(Struct, frozen=True, eq=False):
     """Single writes and deletions."""
 
     entries: Mapping[bytes, Staged]
@@ -80,8 +79,7 @@ class Memory:
         return self.entries.get(key, UNSAID)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bulk:
+class Bulk(Struct, frozen=True, kw_only=True, eq=False):
     """Many references at once: manifests, and rows that are left to the commit; no chunk stands there twice."""
 
     tables: tuple[pa.Table, ...] = ()
@@ -108,8 +106,7 @@ class Bulk:
         return UNSAID if found is None else found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shrunk:
+class Shrunk(Struct, frozen=True, eq=False):
     """A tombstone: nothing below counts outside a grid of so many chunks along each dimension."""
 
     counts: tuple[int, ...]
@@ -128,8 +125,7 @@ def keys_of(entries: Mapping[bytes, Staged]) -> pa.Array:
     return from_values(list(entries), CHUNK_SCHEMA.field("coord").type)
 
 
-@dataclass(slots=True, eq=False)
-class StagedChunks:
+class StagedChunks(Struct, eq=False):
     """Uncommitted chunks of one array."""
 
     segments: tuple[Segment, ...] = ()

@@ -9,8 +9,9 @@ side by side where an answer takes a while.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import parse_key
@@ -49,8 +50,7 @@ def all_together(storage: Storage, questions: Sequence[Callable[[], A]]) -> list
         return [questions[0](), *(each.result() for each in waiting)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSequence:
+class FileSequence(Struct, frozen=True, kw_only=True):
     """A sequence of files in a folder."""
 
     storage: Storage

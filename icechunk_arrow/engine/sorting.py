@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core.columns import from_numpy, indices, to_numpy
 from icechunk_arrow.core.splits import box_numbers, box_of, keeps_order
@@ -29,8 +29,7 @@ _WORD = 1 << 64
 _KEY, _NUMBER = "key", "number"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class Rows(Struct, frozen=True, kw_only=True, eq=False):
     """Rows of one array."""
 
     columns: pa.RecordBatch
@@ -207,8 +206,7 @@ def merge(runs: Sequence[Iterator[Rows]]) -> Iterator[Rows]:
         yield in_order(concat(parts))
 
 
-@dataclass(slots=True)
-class Spill:
+class Spill(Struct):
     """A temporary file that holds sorted runs: each batch is a small Arrow stream somewhere in it.
 
     The file has no name where the system can do that, so nothing stays behind whatever happens.

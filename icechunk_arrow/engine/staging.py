@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from dataclasses import replace
 from itertools import compress, islice, takewhile
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of

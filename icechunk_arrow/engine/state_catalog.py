@@ -5,8 +5,9 @@ Specification: schemas/README.md#state-file
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from icechunk_arrow.engine.catalog import (
     Catalog,

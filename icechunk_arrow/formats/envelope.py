@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from dataclasses import dataclass
 from functools import cache
 from operator import ge
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.core.columns import empty_table
@@ -199,8 +199,7 @@ def _seal(parquet: memoryview, identifier: str, ends: list[int]) -> bytes:
     return b"".join([parquet[:at], entries, trailer, parquet[at:]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
+class Sealed(Struct, frozen=True, kw_only=True):
     """The end of a file, checked: what it is, and where its row groups stand."""
 
     key: str
@@ -386,8 +385,7 @@ def read_row_groups(
     return _decoded(sealed, groups, parquet, (view, start), columns, coded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptColumn:
+class KeptColumn(Struct, frozen=True, kw_only=True):
     """One column of a row group, not decoded yet: its own bytes and nothing else of the file's."""
 
     sealed: Sealed

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
 from operator import le
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from icechunk_arrow.core.ids import ID_PATTERN, check_id
 from icechunk_arrow.core.json_values import (
@@ -324,8 +324,7 @@ def _check_history(facts: SnapshotFacts, said: int) -> None:
         raise ValueError("ids of nodes begin at 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedNumbers:
+class PackedNumbers(Struct, frozen=True, kw_only=True):
     """The packed arrays."""
 
     size_bytes: npt.NDArray[np.uint64]

@@ -6,9 +6,10 @@ Specification: schemas/README.md#layout
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from icechunk_arrow.core.ids import is_id, sequence_name, sequence_number
 from icechunk_arrow.errors import InvalidInputError
@@ -162,8 +163,7 @@ def parse_folder(folder: str) -> tuple[str, str] | None:
     return (kind, name) if kind in {"branch", "tag"} and not _fault_of_ref_name(name) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedKey:
+class ParsedKey(Struct, frozen=True, kw_only=True):
     """What a key of a repository says."""
 
     role: str

@@ -8,11 +8,11 @@ An entry names a log that belongs to no snapshot. The newest log repeats all tha
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from icechunk_arrow.core.columns import from_numpy, from_values
 from icechunk_arrow.core.ids import ID_PATTERN, check_id, is_id
@@ -64,8 +64,7 @@ ENTRY_JSON_SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True, kw_only=True):
     """One entry of the ledger."""
 
     log: str
@@ -73,8 +72,7 @@ class LedgerEntry:
     key: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=True)
-class Ledger:
+class Ledger(Struct, frozen=True, kw_only=True, dict=True):
     """What the newest log of the ledger says."""
 
     id: str

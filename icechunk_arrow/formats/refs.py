@@ -6,8 +6,9 @@ Specification: schemas/README.md#references
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from icechunk_arrow.core.ids import ID_PATTERN, is_id
 from icechunk_arrow.core.json_values import parse_json
@@ -92,8 +93,7 @@ TAG_JSON_SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefEntry:
+class RefEntry(Struct, frozen=True, kw_only=True):
     """Where a branch or tag points."""
 
     snapshot: str

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.core.ids import ID_PATTERN, check_id
@@ -115,8 +117,7 @@ JSON_SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """A state file's contents; ``branches`` and ``tags`` map names to snapshot ids."""
 
     id: str

@@ -10,11 +10,11 @@ somebody asks for another; whatever a commit does not touch goes from file to fi
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (

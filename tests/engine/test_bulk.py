@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from icechunk_arrow import InvalidInputError, StorageError
 from icechunk_arrow.core import coords

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from icechunk_arrow import ForkSession, Repository, StorageError, StorageSettings
 from icechunk_arrow.errors import NotDurableError

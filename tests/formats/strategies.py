@@ -214,9 +214,12 @@ def node_names(draw: st.DrawFn, type_: str | None = None) -> NodeName:
 
 def bulk_writes(ndim: int) -> st.SearchStrategy[BulkWrite]:
     """Many chunks at once."""
-    return st.builds(
-        BulkWrite, manifest=ids, extent=extents(ndim), chunk_count=st.integers(1, 2**63)
-    )
+    facts: dict[str, st.SearchStrategy[Any]] = {
+        "manifest": ids,
+        "extent": extents(ndim),
+        "chunk_count": st.integers(1, 2**63),
+    }
+    return st.fixed_dictionaries(facts).map(lambda found: BulkWrite(**found))
 
 
 @st.composite
@@ -227,7 +230,11 @@ def chunk_changes(draw: st.DrawFn) -> ChunkChanges:
         st.lists(indices, min_size=ndim, max_size=ndim).map(coords.encode_one), max_size=4
     ).map(lambda found: from_values(sorted(found), pa.binary()))
     bulk = bulk_writes(ndim)
-    cleared = st.builds(Cleared, extent=extents(ndim), chunk_count=st.integers(0, 2**63))
+    size: dict[str, st.SearchStrategy[Any]] = {
+        "extent": extents(ndim),
+        "chunk_count": st.integers(0, 2**63),
+    }
+    cleared = st.fixed_dictionaries(size).map(lambda found: Cleared(**found))
     changes = ChunkChanges(
         written=draw(places),
         deleted=draw(places),

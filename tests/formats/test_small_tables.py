@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.log import ChunkChanges, ChunkLog, NodeName, Resize, TransactionLog

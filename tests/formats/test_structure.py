@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from icechunk_arrow.core.inventory import Inventory
 from icechunk_arrow.core.snapshot import AttributesRef, Node

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.axis_lookup import (
@@ -331,7 +332,7 @@ def _on_grid(
     if low < 0 or needed > final:
         worst = _first_missing(grid.lookup(kind=rows.kind, count=final), rows.bounds)
         raise _outside(request, rows, worst, final)
-    lookup = replace(far, length=final)
+    lookup = structs.replace(far, length=final)
     axis = RowAxis(
         name=request.name,
         column=request.column,
@@ -362,7 +363,9 @@ def _widened(lookup: GridLookup, stored: Stored) -> GridLookup:
         return lookup
     numbers = np.abs(np.asarray(stored.values.to_numpy(zero_copy_only=False)))
     rounding = float(numbers.max(initial=0.0)) * 2.0**-23
-    return replace(lookup, tolerance=max(lookup.tolerance, min(rounding, abs(lookup.step) / 2)))
+    return structs.replace(
+        lookup, tolerance=max(lookup.tolerance, min(rounding, abs(lookup.step) / 2))
+    )
 
 
 def _values_between(lookup: GridLookup, first: int, stop: int) -> pa.Array:
