@@ -127,6 +127,7 @@ def _finish(context: Context, planned: CommitPlan) -> FinishedCommit:
     with ManifestWriter(context.storage, new_id, hold_one=True) as writer:
         for manifest in planned.delta:
             writer.write_planned(manifest)
+            context.files.hold_rows(manifest.name, manifest.rows)
         delta = writer.finish()
     again, replaced = _rewrite(context, planned)
     return last_files(planned, delta, again, replaced)
@@ -152,6 +153,7 @@ def _rewrite(context: Context, planned: CommitPlan) -> tuple[WrittenManifests, f
             replaced.update(rewrite.manifests)
             for manifest in manifests:
                 writer.write_planned(manifest)
+                context.files.hold_rows(manifest.name, manifest.rows)
         return writer.finish(), frozenset(replaced)
 
 

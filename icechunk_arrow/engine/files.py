@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import pyarrow as pa
+
+from icechunk_arrow.core.chunks import STATISTICS
 from icechunk_arrow.core.columns import to_numpy
 from icechunk_arrow.engine.cache import Windows
 from icechunk_arrow.engine.manifest_file import ManifestFile, Rows, rows_not_of, wrong_file
@@ -32,8 +35,6 @@ from icechunk_arrow.formats.refs import MOST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-
     from icechunk_arrow.core.log import TransactionLog
     from icechunk_arrow.core.snapshot import AttributesRef, Snapshot, SnapshotFacts
     from icechunk_arrow.engine.cache import ByteCache
@@ -48,6 +49,7 @@ TAIL_BYTES = 1 << 16
 """What is fetched of a file's end at first: all of a small file, the footer of a large one."""
 SLOW_TAIL_BYTES = 1 << 18
 """The same where requests are slow: all of a manifest of 65,536 chunks, for a fifth of a request's wait."""
+_HELD_BYTES = 64 << 10
 _AT_ONCE = 32
 """So many footers are asked for at a time where requests are slow."""
 SCAN_BYTES = 1 << 22
@@ -197,13 +199,27 @@ class Files:
         return attributes.row_of(table, reference.row, node_id, reference.identifier)
 
     def read_manifest(self, identifier: str, *, coded: bool = False) -> pa.Table:
-        """Read all rows of a manifest, past the cache; ``coded`` with files as codes, where they are."""
+        """Read all rows of a manifest; ``coded`` with files as codes, where they are.
+
+        They are not kept; but those of a small manifest that was just written are at hand.
+        """
+        held: pa.Table | None = self.cache.find(("w", identifier))
+        if held is not None and (coded or not pa.types.is_dictionary(held["chunk_file"].type)):
+            return held
         key = key_of(FileKind.MANIFEST, identifier)
         try:
             data = self.storage.get(key, limit_bytes=self.decode_limit_bytes)
         except ObjectNotFoundError as error:
             raise _missing(key, FileKind.MANIFEST, identifier) from error
         return manifest.decode(data, identifier, self.decode_limit_bytes, coded=coded)
+
+    def hold_rows(self, identifier: str, rows: pa.Table) -> None:
+        """Keep the rows of a small manifest that is written: the next commit may well put its own beside them."""
+        size_bytes = rows.nbytes
+        if (
+            size_bytes <= _HELD_BYTES and STATISTICS.name not in rows.column_names
+        ):  # a file may keep fewer
+            self.cache.get(("w", identifier), lambda: (rows, size_bytes + 2000))
 
     def open_manifest(self, identifier: str) -> ManifestFile:
         """Read a manifest's footer."""
