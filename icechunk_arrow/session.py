@@ -34,8 +34,36 @@ if TYPE_CHECKING:
 __all__ = ["ForkSession", "OpenSession", "Session"]
 
 
+ENGINE_WORDS = frozenset(
+    {
+        *(
+            "allows",
+            "attributes_of",
+            "delete_chunk",
+            "document",
+            "find_array",
+            "find_chunk",
+            "find_node",
+        ),
+        *("get_array", "layout_of", "part_to_fetch", "payload_writer", "place_only", "read_chunk"),
+        *(
+            "renew_after_fork",
+            "set_chunk_ref",
+            "set_document",
+            "stage",
+            "stage_rows",
+            "write_chunk",
+        ),
+    }
+)
+"""What other parts of the package ask of a session, and callers do not: completion leaves it out."""
+
+
 class OpenSession(BaseSession):
     """What people find on every session."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ENGINE_WORDS]
 
     @lazy
     def store(self) -> IcechunkStore:

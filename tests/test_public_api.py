@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import icechunk_arrow
-from icechunk_arrow import errors
+from icechunk_arrow import Repository, errors
+from icechunk_arrow.session import ENGINE_WORDS
 
 HEAVY = ("pandas", "pyspark", "duckdb", "s3fs", "pyarrow.dataset", "xarray")
 
@@ -154,3 +155,42 @@ def test_errors_are_what_python_expects() -> None:
     assert issubclass(errors.ReadOnlyError, ValueError)
     assert issubclass(errors.AlreadyExistsError, FileExistsError)
     assert all(issubclass(getattr(errors, n), errors.IcechunkArrowError) for n in errors.__all__)
+
+
+def test_completion_shows_what_callers_use(tmp_path: Path) -> None:
+    """Words of the engine are there for the package, and not offered; each of them is one."""
+    session = Repository.create(tmp_path / "repo").writable_session("main")
+    offered = {name for name in dir(session) if not name.startswith("_")}
+
+    assert not offered & ENGINE_WORDS
+    assert all(hasattr(session, name) for name in ENGINE_WORDS)
+    assert offered == {
+        *(
+            "all_or_nothing",
+            "array_paths",
+            "branch",
+            "chunk_coordinates",
+            "chunk_references",
+            "clear_array",
+        ),
+        *(
+            "commit",
+            "config",
+            "delete_nodes",
+            "discard_changes",
+            "fork",
+            "has_chunks",
+            "manifests",
+            "merge",
+        ),
+        *("has_uncommitted_changes", "merge_written", "move", "node_paths", "read_only", "rebase"),
+        *(
+            "set_encoded_chunks",
+            "set_references",
+            "snapshot_id",
+            "status",
+            "storage_url",
+            "store",
+            "table",
+        ),
+    }
