@@ -39,6 +39,7 @@ __all__ = ["NO_INVENTORY", "Inventory", "InventoryEntry", "describe"]
 _FEW = 16
 """Up to so many entries are looked through one by one faster than as columns."""
 _MOST = (1 << 64) - 1
+_COLUMNS = ("codes", "owners", "rows", "row_counts", "stored_bytes", "flags", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +307,6 @@ class Inventory:
         return np.maximum.accumulate(self.boxes.stops[:, 0])
 
 
-_COLUMNS = ("codes", "owners", "rows", "row_counts", "stored_bytes", "flags", "ranks")
 NO_INVENTORY = Inventory.of((), 0)
 
 

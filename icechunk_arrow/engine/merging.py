@@ -50,6 +50,12 @@ def merge(
 
     Manifests are written again of which rows do not count, or whose rows are marked with another array's id; one
     that boxes of newer writes cover is not even read.
+
+    Why that is right: segments are gone through from the newest to the oldest, and ``newer`` has every chunk that
+    one of those before says anything of. What is left of a segment is what nothing newer speaks of, so each chunk
+    stays once, with its newest value, and the parts need no order among each other any more. A deletion stays
+    among the single writes, because the base may have the chunk. A tombstone takes from what is older
+    all outside its grid; what is left to it is the base, for which the smallest grid of all is kept, at the bottom.
     """
     segments = staged.newest_first()
     if without is None and _is_merged(segments, array_id):
