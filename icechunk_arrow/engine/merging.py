@@ -64,15 +64,15 @@ def merge(
     newer = Newer(context.files, _rank(segments))
     if without is not None:
         newer.add_set(without)
-    entries: dict[bytes, Staged] = {}
+    singles: dict[bytes, Staged] = {}
     bulks: list[Bulk] = []
     tables: list[pa.Table] = []
     with ManifestWriter(context.storage, new_id) as writer:
         for segment in segments:
             if isinstance(segment, Memory):
-                gone = newer.mask(keys_of(segment.entries)).tolist()
-                stays = zip(segment.entries.items(), gone, strict=True)
-                entries.update(item for item, is_gone in stays if not is_gone)
+                gone = newer.mask(keys_of(segment.singles)).tolist()
+                stays = zip(segment.singles.items(), gone, strict=True)
+                singles.update(item for item, is_gone in stays if not is_gone)
             elif isinstance(segment, Bulk):
                 tables += _left(segment.tables, newer)
                 if len(segment.inventory):
@@ -91,7 +91,7 @@ def merge(
     )
     kept = staged.kept
     # in this order: a reader in another thread sees a chunk's old value or its new one
-    staged.entries = entries
+    staged.singles = singles
     below = () if kept is None else (Shrunk(kept),)
     staged.segments = (*below, bulk) if bulk.tables or len(bulk.inventory) else below
 
@@ -127,7 +127,7 @@ def _rank(segments: list[Segment]) -> int:
         if isinstance(segment, Shrunk):
             return len(segment.counts)
         if isinstance(segment, Memory):
-            return len(coords.decode_one(next(iter(segment.entries))))
+            return len(coords.decode_one(next(iter(segment.singles))))
         if len(segment.inventory):
             return segment.inventory.boxes.ndim
         return len(coords.decode_one(segment.tables[0]["coord"][0].as_py()))
