@@ -172,7 +172,7 @@ class OpenSession(BaseSession):
             ids = to_numpy(part.deleted["array_id"]).tolist()
             gone = one_array(part.deleted["coord"]).to_pylist()
             for node_id, coord in zip(ids, gone, strict=True):
-                self._staging.chunks_of(node_id).entries[coord] = None
+                self._staging.chunks_of(node_id).singles[coord] = None
         self.stage(staged)
 
     def _repr_html_(self) -> str:

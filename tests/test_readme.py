@@ -19,6 +19,8 @@ from tests.promises import required
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+FOLDERS = (".github", "icechunk_arrow", "schemas", "sql", "tests")
+PAGES = [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -82,17 +84,36 @@ def test_the_configuration_is_one() -> None:
 
 
 def test_commands_are_targets() -> None:
-    """Every make command that the README names is a target."""
-    named = set(re.findall(r"make ([a-z-]+)", README))
+    """Every make command that the pages for people name is a target."""
+    pages = README + (ROOT / ".github/CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"make ([a-z-]+)", pages))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
     assert named
     assert named <= targets
 
 
-def test_links_lead_somewhere() -> None:
-    """Every relative link of the README exists."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page exists."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
 
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "page"),
+    [
+        ("core", "README.md"),
+        ("formats", "README.md"),
+        ("storage", "storage/__init__.py"),
+        ("engine", "engine/__init__.py"),
+        ("tables", "tables/__init__.py"),
+    ],
+)
+def test_maps_name_every_module(package: str, page: str) -> None:
+    """What is not on the map is not found."""
+    folder = ROOT / "icechunk_arrow"
+    named = set(re.findall(r"`(\w+)`", (folder / page).read_text()))
+
+    assert {each.stem for each in (folder / package).glob("*.py")} - {"__init__"} - named == set()

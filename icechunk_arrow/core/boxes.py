@@ -113,6 +113,11 @@ def boxes_of_run(counts: Sequence[int], start: int, stop: int) -> Iterator[Box]:
 
     A run ``start`` to ``stop`` is all that says which part of the work a task has, however many dimensions and
     chunks there are.
+
+    Why that is right: in C order the ``below`` cells of one index of the first dimension follow one another. A run
+    within one index is a run of a grid with one dimension less. Any other is the rest of the index in which it
+    begins, a box of whole indices, and the beginning of the index in which it ends. The rest goes up to the end of
+    the smaller grid and the beginning starts at its 0, so neither has both again: each gives one box a dimension.
     """
     if start >= stop:
         return
@@ -139,6 +144,10 @@ def cut(box: Box, most: int, steps: Sequence[int] | None = None) -> Iterator[Box
     """Cut a box into boxes of at most so many cells, in C order where it can be.
 
     With ``steps`` cuts lie only at multiples of these, so that a box may stay larger.
+
+    Why that is right: the box is cut along the first dimension that can be cut at all, into parts of as many whole
+    steps as ``most`` takes, at least one. A part that is still too large is one step wide: it cannot be cut along
+    this dimension any more, and goes on with the next one. So every call has a dimension less to cut.
     """
     steps = steps if steps is not None else (1,) * len(box)
     if volume(box) <= most:
@@ -337,6 +346,10 @@ class Boxes(Struct, frozen=True, eq=False):
 
         Boxes are told apart along one dimension after the other, for as long as that divides a group. Boxes of
         one label need not all meet: what is cut along its grid falls apart, and what is not stays together.
+
+        Why that is right: where no box of a group crosses a place along one dimension, those on its two sides have
+        no cell in common, whatever they are along the others; so a group may be divided there. It ends when all
+        dimensions, one after the other, have divided nothing: what is left then goes by its groups alone.
         """
         count, ndim = self.starts.shape
         labels = np.zeros(count, np.int64)

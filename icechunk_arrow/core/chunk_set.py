@@ -61,7 +61,7 @@ class ChunkSet(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         *,
         written: pa.Array | None = None,
         deleted: pa.Array | None = None,
-        runs: Inventory = NO_INVENTORY,
+        inventory: Inventory = NO_INVENTORY,
         boxes: Sequence[Box] = (),
         kept: Sequence[int] | None = None,
         within: Box | None = None,
@@ -79,10 +79,10 @@ class ChunkSet(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             else:
                 single.append(written)
         full, sparse = Boxes.of(found, ndim), NO_INVENTORY
-        if len(runs):
-            dense = (runs.flags & DENSE) != 0
-            full = full.and_also(runs.boxes.chosen(dense))
-            sparse = runs.chosen(~dense)
+        if len(inventory):
+            dense = (inventory.flags & DENSE) != 0
+            full = full.and_also(inventory.boxes.chosen(dense))
+            sparse = inventory.chosen(~dense)
         return cls(
             ndim=ndim,
             coordinates=pa.concat_arrays([empty(pa.binary()), *single]),

@@ -40,6 +40,7 @@ __all__ = ["NO_INVENTORY", "Inventory", "InventoryEntry", "describe"]
 _FEW = 16
 """Up to so many entries are looked through one by one faster than as columns."""
 _MOST = (1 << 64) - 1
+_COLUMNS = ("codes", "owners", "rows", "row_counts", "stored_bytes", "flags", "ranks")
 
 
 class InventoryEntry(Struct, frozen=True, kw_only=True):
@@ -305,7 +306,6 @@ class Inventory(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return np.maximum.accumulate(self.boxes.stops[:, 0])
 
 
-_COLUMNS = ("codes", "owners", "rows", "row_counts", "stored_bytes", "flags", "ranks")
 NO_INVENTORY = Inventory.of((), 0)
 
 

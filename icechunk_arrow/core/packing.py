@@ -47,6 +47,10 @@ __all__ = [
     "pack",
 ]
 
+_RULES_AT_ONCE = 8
+_UNKNOWN = -1
+_LARGEST = 2**63 - 1
+
 
 class ArrayShape(Protocol):
     """What packing and placement ask of an array; rules seldom ask for all of it, and arrays may be many."""
@@ -177,11 +181,6 @@ class _Choice:
         for row in rows[numbers[rows] == _UNKNOWN].tolist():
             numbers[row] = min(count(self._arrays[row]), _LARGEST)
         return numbers[rows]
-
-
-_RULES_AT_ONCE = 8
-_UNKNOWN = -1
-_LARGEST = 2**63 - 1
 
 
 def _are_within(counts: npt.NDArray[np.int64], wanted: Range) -> npt.NDArray[np.bool_]:

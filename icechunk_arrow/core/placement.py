@@ -208,6 +208,12 @@ def choose_units(
     ``losing`` may lose rows, ``dropped`` lose all. Costs: a merge rewrites each row once per size class; a
     manifest that loses rows is rewritten whole; small ones that share arrays with it come along where that
     at most doubles the rows written.
+
+    Why that is right: no manifest is in two units, so each can be read and placed without a look at the others, and
+    no row is lost or comes twice. Those that are merged are left out of all that follows, and closures are
+    the connected parts of what manifests share, so two of them have none in common. Merging ends: a group is merged
+    only where at most a quarter as many small manifests of its class come of it (``_GAIN``). What came of a merge
+    would come of it again, which is no gain until others are added.
     """
     left = {name: count for name, count in live.row_counts.items() if name not in dropped}
     merges = _choose_merges(left, live, settings, shapes)

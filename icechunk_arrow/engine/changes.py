@@ -73,7 +73,7 @@ class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """Stage the references in place of the bytes."""
         refs = self.payloads.refs()
         for array_id, coord, ref in zip(self.array_ids.tolist(), self.coords, refs, strict=True):
-            arrays[array_id].entries[coord] = ref
+            arrays[array_id].singles[coord] = ref
 
 
 class ChangedChunks(Struct, frozen=True, kw_only=True, eq=False, dict=True):
@@ -118,7 +118,7 @@ class ChangedChunks(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             written=self.written.of_node(array_id),
             within=grid,
             deleted=self.gone.of_node(array_id),
-            runs=self.inventories.get(array_id, NO_INVENTORY),
+            inventory=self.inventories.get(array_id, NO_INVENTORY),
             kept=self.kept.get(array_id),
         )
 
@@ -176,14 +176,14 @@ def _single_writes(
     counts: list[int] = []
     deleted: dict[int, pa.Array] = {}
     for array_id in array_ids:
-        entries = arrays[array_id].entries
-        present = sorted(entries)
-        values = list(map(entries.__getitem__, present))
+        singles = arrays[array_id].singles
+        present = sorted(singles)
+        values = list(map(singles.__getitem__, present))
         if None in values:
-            gone = [key for key in present if entries[key] is None]
+            gone = [key for key in present if singles[key] is None]
             deleted[array_id] = from_values(gone, _BINARY)
-            present = [key for key in present if entries[key] is not None]
-            values = list(map(entries.__getitem__, present))
+            present = [key for key in present if singles[key] is not None]
+            values = list(map(singles.__getitem__, present))
         keys += present
         staged += values
         counts.append(len(present))

@@ -63,7 +63,6 @@ _DELETED = pa.schema(
         pa.field("coord", pa.binary(), nullable=False),
     ]
 )
-_log = logging.getLogger(__name__)
 
 
 class WrittenChunks(Struct, frozen=True, kw_only=True, eq=False, dict=True):

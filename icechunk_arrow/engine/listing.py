@@ -129,7 +129,7 @@ def _tables(files: Files, view: ArrayView, staged: StagedChunks | None) -> Itera
     past_cache = _is_large(files, view, staged)
     for segment, newer in _layers(files, view, staged, past_cache=past_cache):
         if isinstance(segment, Memory):
-            rows = in_columns({0: StagedChunks(entries=dict(segment.entries))}).rows
+            rows = in_columns({0: StagedChunks(singles=dict(segment.singles))}).rows
             yield keep_rows(rows, ~newer.mask(one_array(rows["coord"])))
         if not isinstance(segment, Bulk):
             continue
@@ -166,7 +166,7 @@ def _is_large(files: Files, view: ArrayView, staged: StagedChunks | None) -> boo
 def _columns_in_memory(segment: Segment) -> Iterator[pa.Array]:
     """Give the encoded coordinates of chunks that a segment has in memory."""
     if isinstance(segment, Memory):
-        yield keys_of({key: value for key, value in segment.entries.items() if value is not None})
+        yield keys_of({key: value for key, value in segment.singles.items() if value is not None})
     elif isinstance(segment, Bulk):
         for table in segment.tables:
             yield one_array(table["coord"])

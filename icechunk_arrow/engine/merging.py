@@ -51,6 +51,12 @@ def merge(
 
     Manifests are written again of which rows do not count, or whose rows are marked with another array's id; one
     that boxes of newer writes cover is not even read.
+
+    Why that is right: segments are gone through from the newest to the oldest, and ``newer`` has every chunk that
+    one of those before says anything of. What is left of a segment is what nothing newer speaks of, so each chunk
+    stays once, with its newest value, and the parts need no order among each other any more. A deletion stays
+    among the single writes, because the base may have the chunk. A tombstone takes from what is older
+    all outside its grid; what is left to it is the base, for which the smallest grid of all is kept, at the bottom.
     """
     segments = staged.newest_first()
     if without is None and _is_merged(segments, array_id):
@@ -59,15 +65,15 @@ def merge(
     newer = Newer(context.files, _rank(segments))
     if without is not None:
         newer.add_set(without)
-    entries: dict[bytes, Staged] = {}
+    singles: dict[bytes, Staged] = {}
     bulks: list[Bulk] = []
     tables: list[pa.Table] = []
     with ManifestWriter(context.storage, new_id) as writer:
         for segment in segments:
             if isinstance(segment, Memory):
-                gone = newer.mask(keys_of(segment.entries)).tolist()
-                stays = zip(segment.entries.items(), gone, strict=True)
-                entries.update(item for item, is_gone in stays if not is_gone)
+                gone = newer.mask(keys_of(segment.singles)).tolist()
+                stays = zip(segment.singles.items(), gone, strict=True)
+                singles.update(item for item, is_gone in stays if not is_gone)
             elif isinstance(segment, Bulk):
                 tables += _left(segment.tables, newer)
                 if len(segment.inventory):
@@ -86,7 +92,7 @@ def merge(
     )
     kept = staged.kept
     # in this order: a reader in another thread sees a chunk's old value or its new one
-    staged.entries = entries
+    staged.singles = singles
     below = () if kept is None else (Shrunk(kept),)
     staged.segments = (*below, bulk) if bulk.tables or len(bulk.inventory) else below
 
@@ -122,7 +128,7 @@ def _rank(segments: list[Segment]) -> int:
         if isinstance(segment, Shrunk):
             return len(segment.counts)
         if isinstance(segment, Memory):
-            return len(coords.decode_one(next(iter(segment.entries))))
+            return len(coords.decode_one(next(iter(segment.singles))))
         if len(segment.inventory):
             return segment.inventory.boxes.ndim
         return len(coords.decode_one(segment.tables[0]["coord"][0].as_py()))

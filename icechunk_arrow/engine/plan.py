@@ -246,7 +246,7 @@ class ArrayShapes:
         return {int(ids[0]): self.grid(int(ids[0]))} if ids[0] == ids[-1] else {}
 
 
-class _Reading(NamedTuple):
+class _LiveManifests(NamedTuple):
     """What becomes of the live manifests."""
 
     rewrites: tuple[Rewrite, ...]
@@ -254,13 +254,13 @@ class _Reading(NamedTuple):
     going: Mapping[int, ChunkSet]
 
 
-def _plan_reading(
+def _plan_live_manifests(
     base: Snapshot,
     changes: Changes,
     removed: set[int],
     settings: ManifestSettings,
     shapes: ArrayShapes,
-) -> _Reading:
+) -> _LiveManifests:
     """Decide which live manifests lose rows, and which are merged because many small ones gathered."""
     going: dict[int, ChunkSet] = {}
     losing: set[str] = set()
@@ -296,7 +296,7 @@ def _plan_reading(
         shapes.of({node_id for name in unknown.with_shapes for node_id in known[name]}),
     )
     rewrites = (Rewrite(manifests=unit, sparse=_sparse(base, going, unit)) for unit in units)
-    return _Reading(tuple(rewrites), frozenset(dropped), going)
+    return _LiveManifests(tuple(rewrites), frozenset(dropped), going)
 
 
 def _sparse(
@@ -376,10 +376,10 @@ def plan_commit(
     shapes = ArrayShapes(base, changes)
     delta = tuple(plan_manifests(base, changes, settings, shapes, new_ids))
     if rearranged is None:
-        reading = _plan_reading(base, changes, removed, settings, shapes)
+        live = _plan_live_manifests(base, changes, removed, settings, shapes)
         linked = NOTHING_WRITTEN
     else:
-        reading, linked = _Reading((), rearranged[0], {}), rearranged[1]
+        live, linked = _LiveManifests((), rearranged[0], {}), rearranged[1]
     file = _plan_attributes(changed, inline_attributes_bytes, new_ids)
     return CommitPlan(
         base=base,
@@ -390,10 +390,10 @@ def plan_commit(
         nodes=tuple(changed.values()),
         attributes=() if file is None else (file,),
         delta=delta,
-        rewrites=reading.rewrites,
-        going=reading.going,
+        rewrites=live.rewrites,
+        going=live.going,
         removed=frozenset(removed),
-        dropped=reading.dropped,
+        dropped=live.dropped,
         linked=linked,
     )
 

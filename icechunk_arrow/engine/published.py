@@ -14,13 +14,15 @@ import json
 import re
 import sys
 from dataclasses import MISSING
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from icechunk_arrow.core.manifest_columns import COLUMNS, HAS_CHECKS, HAS_CRC, HAS_SUMS, WIDE
+from icechunk_arrow.core.manifest_columns import COLUMNS, WIDE
 from icechunk_arrow.core.manifest_settings import ManifestPreload, ManifestRule, ManifestSet
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.formats import (
@@ -66,7 +68,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
 
 def _of_files() -> dict[str, str]:
     """Give the text of each published description of a kind of file, by its name."""
-    every = HAS_CHECKS | HAS_CRC | HAS_SUMS
+    every = reduce(or_, (each.flag for each in COLUMNS))
     narrow, wide = (
         pa.schema([*manifest.schema_of(flags), *manifest.STATISTICS_COLUMNS])
         for flags in (every, every | WIDE)

@@ -72,11 +72,11 @@ _COORDINATES = ("array_id", "coord")
 class Memory(Struct, frozen=True, eq=False):
     """Single writes and deletions."""
 
-    entries: Mapping[bytes, Staged]
+    singles: Mapping[bytes, Staged]
 
     def find(self, _: Files, key: bytes, __: tuple[int, ...]) -> object:
         """Tell what is said of a chunk."""
-        return self.entries.get(key, UNSAID)
+        return self.singles.get(key, UNSAID)
 
 
 class Bulk(Struct, frozen=True, kw_only=True, eq=False):
@@ -120,9 +120,9 @@ class Shrunk(Struct, frozen=True, eq=False):
 Segment = Memory | Bulk | Shrunk
 
 
-def keys_of(entries: Mapping[bytes, Staged]) -> pa.Array:
+def keys_of(singles: Mapping[bytes, Staged]) -> pa.Array:
     """Give the encoded coordinates of single writes."""
-    return from_values(list(entries), CHUNK_SCHEMA.field("coord").type)
+    return from_values(list(singles), CHUNK_SCHEMA.field("coord").type)
 
 
 class StagedChunks(Struct, eq=False):
@@ -130,29 +130,29 @@ class StagedChunks(Struct, eq=False):
 
     segments: tuple[Segment, ...] = ()
     """Oldest first."""
-    entries: dict[bytes, Staged] = field(default_factory=dict)
+    singles: dict[bytes, Staged] = field(default_factory=dict)
     """Single writes, over all segments."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is staged."""
-        return not (self.entries or self.segments)
+        return not (self.singles or self.segments)
 
     def copy(self) -> StagedChunks:
         """Give the same, to go back to."""
-        entries = dict(self.entries)  # first, as whoever looks for a chunk does
-        return StagedChunks(self.segments, entries)
+        singles = dict(self.singles)  # first, as whoever looks for a chunk does
+        return StagedChunks(self.segments, singles)
 
     def newest_first(self) -> list[Segment]:
         """Give all segments, single writes first."""
         # in this order: a reader in another thread may see something twice, and never nothing
-        top = [Memory(self.entries)] if self.entries else []
+        top = [Memory(self.singles)] if self.singles else []
         return [*top, *reversed(self.segments)]
 
     def find(self, files: Files, coord: tuple[int, ...]) -> object:
         """Tell what is staged of a chunk; ``UNSAID`` if nothing, so that the base counts."""
         key = coords.encode_one(coord)
-        found: object = self.entries.get(key, UNSAID)
+        found: object = self.singles.get(key, UNSAID)
         if found is not UNSAID:
             return found
         for segment in reversed(self.segments):
@@ -168,32 +168,32 @@ class StagedChunks(Struct, eq=False):
         become a segment below it.
         """
         covered = unsure = np.zeros(0, np.bool_)
-        keys = keys_of(self.entries)
+        keys = keys_of(self.singles)
         if len(keys):
             ndim = len(coords.decode_one(keys[0].as_py()))
-            chunks = ChunkSet.of(ndim, runs=bulk.inventory)
+            chunks = ChunkSet.of(ndim, inventory=bulk.inventory)
             covered = chunks.mask(keys)
             for table in bulk.tables:
                 covered |= member_mask(keys, one_array(table["coord"]))
             unsure = np.zeros(len(keys), np.bool_)
             if len(chunks.sparse):
                 unsure = ~covered & chunks.sparse.boxes.inside(coords.decode(keys, ndim))
-        below = (Memory(dict(compress(self.entries.items(), unsure.tolist()))),)
+        below = (Memory(dict(compress(self.singles.items(), unsure.tolist()))),)
         # segments first: a reader in another thread then sees each single write at least once
         self.segments = (*self.segments, *(below if unsure.any() else ()), bulk)
         for key in compress(keys.to_pylist(), (covered | unsure).tolist()):
-            del self.entries[key]
+            del self.singles[key]
 
     def spill(self, bulk: Bulk) -> None:
         """Put a bulk write in place of the single writes that it was made of; deletions stay."""
         self.segments = (*self.segments, bulk)
-        self.entries = {key: value for key, value in self.entries.items() if value is None}
+        self.singles = {key: value for key, value in self.singles.items() if value is None}
 
     def shrink(self, counts: tuple[int, ...]) -> None:
         """Drop what lies outside a smaller grid, for ever."""
-        self.entries = {
+        self.singles = {
             key: value
-            for key, value in self.entries.items()
+            for key, value in self.singles.items()
             if all(i < n for i, n in zip(coords.decode_one(key), counts, strict=True))
         }
         kept = (_within(segment, counts) for segment in self.segments)
@@ -256,12 +256,12 @@ class Newer:
         if isinstance(segment, Shrunk):
             self.add_set(ChunkSet.of(ndim, kept=segment.counts))
         elif isinstance(segment, Memory):
-            self.add_set(ChunkSet.of(ndim, written=keys_of(segment.entries)))
+            self.add_set(ChunkSet.of(ndim, written=keys_of(segment.singles)))
         else:
             for table in segment.tables:
                 self.add_set(ChunkSet.of(ndim, written=one_array(table["coord"])))
             if len(segment.inventory):
-                self.add_set(ChunkSet.of(ndim, runs=segment.inventory), segment.array_id)
+                self.add_set(ChunkSet.of(ndim, inventory=segment.inventory), segment.array_id)
 
     def add_set(self, chunks: ChunkSet, array_id: int = 0) -> None:
         """Take in any set of chunks, whose sparse manifests hold them as those of an array."""

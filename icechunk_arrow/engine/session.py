@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 __all__ = ["BaseSession"]
 
 _MANIFESTS_AT_ONCE = 10_000
-_MOST_ENTRIES = 1 << 18
+_MOST_SINGLES = 1 << 18
 """So many single writes are held in memory, as objects; more become a manifest, as a bulk write does."""
-_ENTRIES_CHECKED = 1 << 16
+_SINGLES_CHECKED = 1 << 16
 """After so many writes it is looked at."""
 
 
@@ -307,8 +307,8 @@ class BaseSession(OfOneProcess, ABC):
             if waits and not self._writer.is_inline(size_bytes):
                 self._waiting_bytes += size_bytes
             self._unchecked += 1
-            self._staging.chunks_of(node_id).entries[key] = value
-            many = self._unchecked >= _ENTRIES_CHECKED
+            self._staging.chunks_of(node_id).singles[key] = value
+            many = self._unchecked >= _SINGLES_CHECKED
         if self._waiting_bytes >= self._writer.file_size or many:
             self._make_room()
 
@@ -318,21 +318,21 @@ class BaseSession(OfOneProcess, ABC):
             arrays = self._staging.arrays
             waiting = self._staging.waiting(self._writer)
             # what came in is not all there any more: some of it may be overwritten
-            held = chain.from_iterable(staged.entries.values() for staged in waiting.values())
+            held = chain.from_iterable(staged.singles.values() for staged in waiting.values())
             self._waiting_bytes = sum(map(len, held))  # type: ignore[arg-type]
-            many = self._unchecked >= _ENTRIES_CHECKED
+            many = self._unchecked >= _SINGLES_CHECKED
             if many or self._waiting_bytes * 2 >= self._writer.file_size:
                 self._write(waiting)
                 self._unchecked = 0
-            for node_id in sorted(arrays, key=lambda each: -len(arrays[each].entries)):
+            for node_id in sorted(arrays, key=lambda each: -len(arrays[each].singles)):
                 # each once: deletions stay, however many they are
-                if sum(len(staged.entries) for staged in arrays.values()) > _MOST_ENTRIES:
+                if sum(len(staged.singles) for staged in arrays.values()) > _MOST_SINGLES:
                     self._spill(node_id)
 
     def _spill(self, node_id: int) -> None:
         """Make a bulk write of an array's single writes, because they have become many; deletions stay."""
         staged = self._staging.arrays[node_id]
-        alone = {node_id: StagedChunks(entries=staged.entries)}
+        alone = {node_id: StagedChunks(singles=staged.singles)}
         rows = in_columns(alone).rows
         if rows.num_rows:
             writer = ManifestWriter(self._context.storage, new_id)
@@ -361,7 +361,7 @@ class BaseSession(OfOneProcess, ABC):
             # what others do to the chunk matters even where there is none; in a new array there are no others
             if self._staging.is_committed(view.node.id) or self.find_chunk(view, coord) is not None:
                 key = coords.encode_one(coord)
-                self._staging.chunks_of(view.node.id).entries[key] = None
+                self._staging.chunks_of(view.node.id).singles[key] = None
 
     def set_chunk_ref(self, path: str, coord: tuple[int, ...], ref: ChunkRef) -> None:
         """Stage a reference to bytes that are somewhere already."""
@@ -372,7 +372,7 @@ class BaseSession(OfOneProcess, ABC):
             if not view.grid.contains(coord):
                 raise _outside(path, coord, view)
             key = coords.encode_one(coord)
-            self._staging.chunks_of(view.node.id).entries[key] = ref
+            self._staging.chunks_of(view.node.id).singles[key] = ref
 
     def set_references(
         self, array_path: Any, references: Any, *, duplicates: str = "error"

@@ -183,8 +183,11 @@ def _words(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 def merge(runs: Sequence[Iterator[Rows]]) -> Iterator[Rows]:
     """Unite runs, each in order and without a key twice, into rows in order.
 
-    Rows of one key come together and in the order of the runs. Of each run one batch is held at a time: all
-    rows up to the least of the batches' ends are complete.
+    Rows of one key come together and in the order of the runs. Of each run one batch is held at a time.
+
+    Why that is right: what a run still has behind its batch is greater than the batch's last key. So up to the
+    least of these last keys all rows of all runs are at hand, to be sorted and given out. The sort is stable and
+    the parts stand in the order of the runs, so rows of one key stay in that order.
     """
     heads = [(rows, run) for run in runs if (rows := next(run, None)) is not None]
     while heads:

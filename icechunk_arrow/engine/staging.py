@@ -102,9 +102,9 @@ class Staging:
         """Give all bytes among the newest single writes that wait to be gathered into chunk files."""
         found = {}
         for node_id, staged in self.arrays.items():
-            waits = writer.waiting(staged.entries.values())
+            waits = writer.waiting(staged.singles.values())
             if any(waits):
-                found[node_id] = StagedChunks(entries=dict(compress(staged.entries.items(), waits)))
+                found[node_id] = StagedChunks(singles=dict(compress(staged.singles.items(), waits)))
         return found
 
     def set_document(

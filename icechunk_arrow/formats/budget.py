@@ -11,6 +11,8 @@ __all__ = ["DECODE_LIMIT_BYTES", "Budget"]
 
 DECODE_LIMIT_BYTES = 384 << 20
 """So much one file may take, unless whoever opens it says otherwise: four million references do."""
+_LARGEST_VALUE = 200
+"""No byte of JSON takes more."""
 
 
 class Budget(NamedTuple):
@@ -34,7 +36,3 @@ class Budget(NamedTuple):
         raise OversizedFileError.of(
             self.key, f"may take {size_bytes} bytes of memory", self.limit_bytes
         )
-
-
-_LARGEST_VALUE = 200
-"""No byte of JSON takes more."""

@@ -83,6 +83,13 @@ def column_cost(
     ``stays_coded`` values that a dictionary holds stay codes; ``longest_entry`` says how long the longest of them
     is, where that is known.
 
+    Why that is an upper bound: a decoder holds one unpacked page, the dictionary unpacked and as values (a pointer
+    each), and of each value its width and two bytes for each level. Texts of a plain page all stand in it, so they
+    are no longer than it. A delta encoded text is a part of the one before and something new: it may be as long as
+    all that is new in its page, and so may every other one there. A coded value is an entry of the dictionary: each
+    may be the longest, which is no longer than the dictionary. Pages whose values do not add up to the footer's are
+    refused, so no page is left out.
+
     Raises
     ------
     UnsoundParquetError

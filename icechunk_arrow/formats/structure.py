@@ -76,6 +76,8 @@ _FACTS = "icechunk.snapshot"
 _EXTENSIONS = "icechunk.extensions"
 _WIDTH = "icechunk.width"
 _ARRAY, _GROUP = from_values(["array", "group"], pa.string())
+_NOT_NULL = ("id", "type", "path")
+_NODE_COLUMNS = ("id", "path", "array_metadata", "inline_attrs", "attrs_reference")
 
 
 def _make_schema(number: pa.DataType, identifier: pa.DataType) -> pa.Schema:
@@ -483,10 +485,6 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         check_extents(snapshot.entries)
     except ValueError as error:
         raise _unsound(key, error) from error
-
-
-_NOT_NULL = ("id", "type", "path")
-_NODE_COLUMNS = ("id", "path", "array_metadata", "inline_attrs", "attrs_reference")
 
 
 def _decode_nodes(snapshot: Snapshot, rows: range) -> list[Node]:

@@ -9,16 +9,14 @@ __all__ = ["TIME_PATTERN", "decode_time", "encode_time"]
 
 TIME_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00$"
 """What :func:`encode_time` writes, as a regular expression."""
+_FORM = re.compile(TIME_PATTERN)
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
+"""Times of commits are added to; what lies outside is no clock's."""
 
 
 def encode_time(moment: datetime) -> str:
     """Write a time."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-_FORM = re.compile(TIME_PATTERN)
-_FIRST_YEAR, _LAST_YEAR = 1970, 9000
-"""Times of commits are added to; what lies outside is no clock's."""
 
 
 def decode_time(text: str) -> datetime:

@@ -228,7 +228,15 @@ class LocalStorage(Storage):
                 disk.sync_tree(self._root)
 
     def create(self, key: str, data: bytes) -> None:
-        """See :meth:`Storage.create`."""
+        """See :meth:`Storage.create`.
+
+        Why that is right: the file is whole and synced before it has the name that readers know. The name is given
+        by one call that fails where it is taken (a hard link, or a rename that refuses to replace), so of several
+        who try one wins, and nobody reads a part. The folder is synced before this returns, so the caller is told
+        of nothing that a power cut takes back. Looking first whether the name is taken saves a loser the file, and
+        decides nothing. Where the volume has neither call the file is made in place, which refuses a taken name
+        too, but shows a part to who reads meanwhile: only a caller who chose ``"unsafe"`` comes there.
+        """
         path = self._path(key)
         self.require_writable()
         with self._writing(key):

@@ -4,8 +4,8 @@ In the order in which they build on each other:
 
 ``schemas``
     Names, columns and types of all tables, and of what queries join.
-``nodes``, ``manifests``, ``history``, ``metadata``
-    The tables that need no chunk manifest to be read, as Arrow.
+``columns``, ``nodes``, ``manifests``, ``history``, ``metadata``
+    The tables that need no chunk manifest to be read, as Arrow; ``columns`` is what several of them need.
 ``scans``, ``node_changes``
     Decisions: which manifests are read together; how two snapshots differ.
 ``sql``, ``queries``

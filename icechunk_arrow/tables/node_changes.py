@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["later_paths", "node_changes", "own_manifests"]
 
+_Row = tuple[int, str, str, str, str | None]
+
 
 def own_manifests(snapshot: Snapshot, other: Snapshot) -> list[str]:
     """Manifests that one snapshot has and the other has not."""
@@ -45,9 +47,6 @@ def node_changes(files: Files, before: Snapshot, after: Snapshot) -> pa.Table:
         for place, field in zip((2, 1, 0, 3, 4), NODE_CHANGES, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=NODE_CHANGES)
-
-
-_Row = tuple[int, str, str, str, str | None]
 
 
 def _changes(files: Files, before: Snapshot, after: Snapshot) -> Iterator[_Row]:

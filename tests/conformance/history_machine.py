@@ -102,8 +102,8 @@ def make_tiny(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "MERGE_FAN", FAN)
     patch.setattr(placement, "MAX_MANIFEST_ROWS", 20)
     patch.setattr(plan, "LOGGED_COORDS", 3)
-    patch.setattr(session, "_MOST_ENTRIES", 8)
-    patch.setattr(session, "_ENTRIES_CHECKED", 3)
+    patch.setattr(session, "_MOST_SINGLES", 8)
+    patch.setattr(session, "_SINGLES_CHECKED", 3)
     defaults = references.stage_rows.__kwdefaults__
     assert defaults is not None
     patch.setitem(defaults, "settings", BULK)

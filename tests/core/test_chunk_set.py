@@ -40,7 +40,7 @@ class Parts:
     written: set[Place]
     deleted: set[Place]
     boxes: list[Box]
-    runs: dict[str, tuple[Box, set[Place]]]
+    bulk: dict[str, tuple[Box, set[Place]]]
     kept: Place | None
 
     grid: Box | None = None
@@ -48,12 +48,12 @@ class Parts:
 
     def chunk_set(self) -> ChunkSet:
         """The set, made as sessions and conflicts make it."""
-        runs = [entry_of(extent, name, len(rows)) for name, (extent, rows) in self.runs.items()]
+        bulk = [entry_of(extent, name, len(rows)) for name, (extent, rows) in self.bulk.items()]
         return ChunkSet.of(
             self.ndim,
             written=binary(sorted(self.written)),
             deleted=binary(sorted(self.deleted)),
-            runs=Inventory.of(runs, self.ndim),
+            inventory=Inventory.of(bulk, self.ndim),
             boxes=self.boxes,
             kept=self.kept,
             within=self.grid,
@@ -62,7 +62,7 @@ class Parts:
     @property
     def sparse(self) -> dict[str, tuple[Box, set[Place]]]:
         """Runs with holes: which rows they have is not known without reading."""
-        return {n: (e, rows) for n, (e, rows) in self.runs.items() if rows != inside(e)}
+        return {n: (e, rows) for n, (e, rows) in self.bulk.items() if rows != inside(e)}
 
     def known(self, place: Place) -> bool:
         """Whether a place belongs to the set by what is known without reading."""
@@ -70,7 +70,7 @@ class Parts:
             place in self.written
             or place in self.deleted
             or any(place in inside(box) for box in self.boxes)
-            or any(place in rows for n, (_, rows) in self.runs.items() if n not in self.sparse)
+            or any(place in rows for n, (_, rows) in self.bulk.items() if n not in self.sparse)
             or (
                 self.kept is not None
                 and any(i >= count for i, count in zip(place, self.kept, strict=True))
@@ -90,13 +90,13 @@ def grids_around(places: set[Place], ndim: int) -> st.SearchStrategy[Box]:
 
 @st.composite
 def parts(draw: st.DrawFn) -> Parts:
-    """Parts of a set; boxes, runs and what is written have no chunk in common, as in a session."""
+    """Parts of a set; boxes, bulk and what is written have no chunk in common, as in a session."""
     ndim = draw(st.integers(0, 3))
     full = draw(boxes(ndim))
     some = st.sets(st.tuples(*[small] * ndim), max_size=8)
     written = inside(full) if draw(st.booleans()) else draw(some)
     taken = set(written)
-    found, runs = [], {}
+    found, bulk = [], {}
     for number, extent in enumerate(draw(st.lists(boxes(ndim), max_size=4))):
         if inside(extent) & taken:
             continue
@@ -106,14 +106,14 @@ def parts(draw: st.DrawFn) -> Parts:
             continue
         rows = draw(st.sets(st.sampled_from(sorted(inside(extent))), min_size=1))
         around = extent_around(rows) if ndim else ()
-        runs[f"m{number}"] = (around, rows)
+        bulk[f"m{number}"] = (around, rows)
         taken |= inside(around)
     return Parts(
         ndim=ndim,
         written=written,
         deleted=draw(some),
         boxes=found,
-        runs=runs,
+        bulk=bulk,
         kept=draw(st.none() | st.tuples(*[small] * ndim)),
         grid=draw(st.none() | grids_around(written, ndim)),
     )
@@ -136,7 +136,7 @@ def test_membership_with_what_was_read(found: Parts, data: st.DataObject) -> Non
     chunks = found.chunk_set()
     names = chunks.sparse_manifests(extent)
     assert sorted(names) == sorted(n for n, (e, _) in found.sparse.items() if meets(e, extent))
-    chunks = chunks.with_coordinates([binary(found.runs[name][1]) for name in names])
+    chunks = chunks.with_coordinates([binary(found.bulk[name][1]) for name in names])
     places = sorted(inside(extent))
 
     assert chunks.mask(binary(places)).tolist() == [found.all_of(p) for p in places]
@@ -161,8 +161,8 @@ def test_a_covered_entry_has_nothing_that_stays(found: Parts, data: st.DataObjec
     """An entry is dropped unread only if every place of its extent goes; and if boxes fill it, it is."""
     chunks = found.chunk_set()
     shown = data.draw(st.lists(boxes(found.ndim), max_size=4))
-    shown += [extent for extent, _ in found.runs.values()] + found.boxes
-    dense = [e for n, (e, _) in found.runs.items() if n not in found.sparse]
+    shown += [extent for extent, _ in found.bulk.values()] + found.boxes
+    dense = [e for n, (e, _) in found.bulk.items() if n not in found.sparse]
     filled = set().union(*map(inside, [*found.boxes, *dense]))
     if len(found.written) > 1 and found.written == inside(extent_around(found.written)):
         shown.append(extent_around(found.written))
@@ -188,13 +188,15 @@ def test_what_fills_a_box_is_known_by_the_box() -> None:
 
 
 def test_several_boxes_cover_together() -> None:
-    """What boxes of several runs cover adds up."""
+    """What boxes of several bulk cover adds up."""
     halves = [entry_of(((0, 3), (0, 4)), "m1"), entry_of(((3, 6), (0, 4)), "m2")]
-    both = ChunkSet.of(2, runs=Inventory.of(halves, 2))
+    both = ChunkSet.of(2, inventory=Inventory.of(halves, 2))
 
     assert both.covers(entry_of(((1, 5), (1, 4)), row_count=3))
     assert not both.covers(entry_of(((1, 7), (1, 4)), row_count=3))
-    assert not ChunkSet.of(2, runs=Inventory.of(halves[:1], 2)).covers(entry_of(((1, 5), (1, 4))))
+    assert not ChunkSet.of(2, inventory=Inventory.of(halves[:1], 2)).covers(
+        entry_of(((1, 5), (1, 4)))
+    )
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
@@ -231,9 +233,9 @@ def test_the_chunk_of_a_scalar() -> None:
     for chunks in (ChunkSet.of(0, written=binary([()])), ChunkSet.of(0, deleted=binary([()]))):
         assert chunks.touching(held.boxes) == [0]
         assert chunks.mask(binary([()])).tolist() == [True]
-    run = ChunkSet.of(0, runs=held)
-    assert run.touching(held.boxes) == [0]
-    assert run.covers(held[0])
+    bulk = ChunkSet.of(0, inventory=held)
+    assert bulk.touching(held.boxes) == [0]
+    assert bulk.covers(held[0])
     for chunks in (ChunkSet.of(0), ChunkSet.of(0, kept=())):
         assert chunks.touching(held.boxes) == []
         assert not chunks.covers(held[0])

@@ -67,7 +67,7 @@ def test_memory_held_is_bounded(tmp_path: Path) -> None:
 
     assert len(files(tmp_path, "c")) >= 3
     arrays = session._staging.arrays.values()
-    held = [value for staged in arrays for value in staged.entries.values()]
+    held = [value for staged in arrays for value in staged.singles.values()]
     assert sum(len(value) for value in held if isinstance(value, bytes)) <= 1 << 20
     assert (array[...] == values).all()
     array[0:64, 0:64] = -1

@@ -72,7 +72,7 @@ def take(context: Any, staged: StagedChunks, said: Said, number: int, step: Any)
     if kind in {"write", "delete"}:
         value = ChunkRef(file=FILE, offset=number, length=1) if kind == "write" else None
         for place in given:
-            staged.entries[coords.encode_one(place)] = value
+            staged.singles[coords.encode_one(place)] = value
             said[place] = number if kind == "write" else None
     elif kind in {"table", "manifest", "both"}:
         half = set(sorted(given)[::2]) if kind == "both" else given
@@ -82,7 +82,7 @@ def take(context: Any, staged: StagedChunks, said: Said, number: int, step: Any)
         staged.add(Bulk(tables=tables, inventory=bulk.inventory, sizes=bulk.sizes, array_id=7))
         said.update(dict.fromkeys(given, number))
     elif kind == "spill":
-        writes = {coords.decode_one(k): v for k, v in staged.entries.items() if v is not None}
+        writes = {coords.decode_one(k): v for k, v in staged.singles.items() if v is not None}
         if writes:
             refs = {coords.encode_one(place): ref for place, ref in writes.items()}
             with ManifestWriter(context.storage, new_id) as writer:
@@ -127,7 +127,7 @@ def test_look_ups_and_merges_agree_with_a_dictionary(context: Any, given_steps: 
     assert found(context, staged) == said == found(context, before)
     kinds = [type(each) for each in staged.segments]
     assert kinds in ([], [Shrunk], [Bulk], [Shrunk, Bulk])
-    seen = set(map(coords.decode_one, staged.entries))
+    seen = set(map(coords.decode_one, staged.singles))
     for segment in staged.segments:
         if isinstance(segment, Bulk):
             assert set(segment.inventory.owners.tolist()) <= {7}
@@ -175,7 +175,7 @@ def test_a_manifest_of_several_arrays_is_taken_apart_for_the_others(context: Any
     merge_all(context, arrays)
     assert all(len(each.segments[0].inventory) == 1 for each in arrays.values())  # type: ignore[union-attr]
 
-    arrays[7].entries[coords.encode_one((0, 0))] = None
+    arrays[7].singles[coords.encode_one((0, 0))] = None
     merge_all(context, arrays)
     assert found(context, arrays[7]) == {(0, 0): None}
     assert found(context, arrays[8]) == {(0, 0): 1, (2, 2): 1}
@@ -187,12 +187,12 @@ def test_a_manifest_of_several_arrays_is_taken_apart_for_the_others(context: Any
 def test_single_writes_below_a_bulk_write_with_holes_are_kept(context: Any) -> None:
     """Whether something covers them is not read before it has to be known."""
     staged = StagedChunks(
-        entries={coords.encode_one((1, 1)): b"one", coords.encode_one((5, 4)): b"far"}
+        singles={coords.encode_one((1, 1)): b"one", coords.encode_one((5, 4)): b"far"}
     )
     staged.add(manifest(context, {(0, 0), (2, 2)}, 1))
 
     assert [type(each) for each in staged.segments] == [Memory, Bulk]
-    assert list(staged.entries) == [coords.encode_one((5, 4))]
+    assert list(staged.singles) == [coords.encode_one((5, 4))]
     assert staged.find(context.files, (1, 1)) == b"one"
     merge(context, staged, 7)
-    assert sorted(staged.entries.values()) == [b"far", b"one"]  # type: ignore[type-var]
+    assert sorted(staged.singles.values()) == [b"far", b"one"]  # type: ignore[type-var]

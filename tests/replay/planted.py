@@ -26,7 +26,7 @@ def _forgotten_fillers(patch: pytest.MonkeyPatch) -> None:
         if view is None or not view.grid.contains(coord):
             return
         if self.find_chunk(view, coord) is not None:
-            self._staging.chunks_of(view.node.id).entries[coords.encode_one(coord)] = None
+            self._staging.chunks_of(view.node.id).singles[coords.encode_one(coord)] = None
 
     patch.setattr(BaseSession, "delete_chunk", delete_chunk)
 
