@@ -60,6 +60,7 @@ __all__ = [
     "HAS_SUMS",
     "HAS_VIRTUAL",
     "IS_VIRTUAL_SQL",
+    "KINDS",
     "STATISTICS",
     "WIDE",
     "ChunkRef",
@@ -76,6 +77,7 @@ __all__ = [
     "is_sorted",
     "is_virtual",
     "keep_rows",
+    "kind_column",
     "kinds_of_rows",
     "known_statistics",
     "member_mask",
@@ -97,6 +99,8 @@ CODED_SCHEMA = CHUNK_SCHEMA.set(
 
 _NATIVE_NAME = 20
 """A native file's name has so many characters, unless a writer was wrong."""
+KINDS = {HAS_INLINE: "inline", HAS_NATIVE: "native", HAS_VIRTUAL: "virtual"}
+"""The word for each kind of reference, by its flag."""
 _FEW_PARTS = 16
 _SOME_ROWS = 1 << 12
 
@@ -370,6 +374,13 @@ def _kinds_of_files(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
         kinds = known[to_numpy(part.indices)] if len(known) else np.zeros(len(part), np.uint8)
         parts.append(np.where(validity(part.indices), kinds, 0) if part.null_count else kinds)
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def kind_column(files: pa.Array) -> pa.Array:
+    """Tell in a word of which kind each chunk is, by the file that it is in; null is inline."""
+    flags = _kinds_of_files(pa.chunked_array([files]))
+    kinds = np.searchsorted(list(KINDS), np.where(flags == 0, np.uint8(HAS_INLINE), flags))
+    return from_values(list(KINDS.values()), pa.string()).take(indices(kinds))
 
 
 def kinds_of_rows(table: pa.Table) -> npt.NDArray[np.uint8]:

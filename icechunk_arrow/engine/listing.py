@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.chunks import are_virtual, keep_rows
+from icechunk_arrow.core.chunks import keep_rows, kind_column
 from icechunk_arrow.core.columns import (
     from_numpy,
-    from_values,
-    indices,
     one_array,
-    to_numpy,
-    validity,
 )
 from icechunk_arrow.engine.changes import in_columns
 from icechunk_arrow.engine.segments import (
@@ -34,6 +29,7 @@ from icechunk_arrow.engine.segments import (
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Iterator
 
     import numpy.typing as npt
@@ -52,7 +48,6 @@ _BATCH_BYTES = 64 << 20
 _ROW_BYTES = 40
 _CACHE_SHARE = 16
 """An array that would take no more than this part of the cache is read through it."""
-_KINDS = ("inline", "native", "virtual")
 
 
 def chunk_coordinates(
@@ -177,23 +172,17 @@ def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
     count = table.num_rows
     index = coords.decode(one_array(table["coord"]), ndim)
     columns = {name: one_array(table[name]) for name in table.column_names}
-    inline = columns.get("inline_data")
-    in_file = ~validity(inline) if inline is not None else np.ones(count, np.bool_)
     files = columns["chunk_file"]
     if not pa.types.is_dictionary(files.type):
         files = files.dictionary_encode()
     names = files.dictionary
-    is_far = are_virtual(names)
-    codes = to_numpy(files.indices).astype(np.int64)
-    kind = np.zeros(count, np.int64)
-    kind[in_file] = np.where(is_far[codes[in_file]], 2, 1) if in_file.any() else 0
     flat = from_numpy(index.reshape(-1), pa.uint64())
     schema = reference_schema(ndim)
     arrays = {
         "index": pa.FixedSizeListArray.from_arrays(flat, ndim)
         if ndim
         else pa.Array.from_buffers(pa.list_(pa.uint64(), 0), count, [None], children=[flat]),
-        "kind": from_values(list(_KINDS), pa.string()).take(indices(kind)),
+        "kind": kind_column(files),
         "location": names.take(files.indices) if len(names) else pa.nulls(count, pa.string()),
     }
     for name in schema.names[3:]:

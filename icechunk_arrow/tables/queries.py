@@ -22,6 +22,7 @@ from icechunk_arrow.core.chunks import (
     HAS_VIRTUAL,
     IS_VIRTUAL_SQL,
     are_virtual,
+    kind_column,
 )
 from icechunk_arrow.core.columns import (
     distinct,
@@ -30,7 +31,6 @@ from icechunk_arrow.core.columns import (
     indices,
     one_array,
     to_numpy,
-    validity,
 )
 from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.manifest_columns import schema_of
@@ -237,17 +237,12 @@ def _places(files: pa.Array, count: int, root: str) -> tuple[pa.Array, pa.Array]
     if not pa.types.is_dictionary(files.type):
         files = files.dictionary_encode()
     names = files.dictionary
-    kinds = np.zeros(count, np.int64)
     if not len(names):
-        return repeated("inline", count), pa.nulls(count, pa.string())
+        return kind_column(files), pa.nulls(count, pa.string())
     far = are_virtual(names)
-    there = validity(files)
-    codes = to_numpy(files.indices).astype(np.int64)
-    kinds[there] = np.where(far[codes[there]], 2, 1)
     native = pc.binary_join_element_wise(f"{root}/c", names, "/")
     location = pc.take(pc.if_else(from_numpy(far, pa.bool_()), names, native), files.indices)
-    words = from_values(["inline", "native", "virtual"], pa.string())
-    return words.take(indices(kinds)), location
+    return kind_column(files), location
 
 
 def chunk_relations(

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from icechunk_arrow.core.chunks import (
-    HAS_INLINE,
-    HAS_NATIVE,
-    HAS_VIRTUAL,
+    KINDS,
     WIDE,
 )
 from icechunk_arrow.core.columns import distinct
@@ -38,7 +36,7 @@ __all__ = [
 
 _FORM = WIDE | TABLES_FORM
 """The flags that matter to whoever reads manifests for the tables."""
-_CONTENTS = HAS_INLINE | HAS_NATIVE | HAS_VIRTUAL
+_CONTENTS = sum(KINDS)
 _FEWEST_OWN = 4
 """An array with fewer manifests of its own is read with the others."""
 
