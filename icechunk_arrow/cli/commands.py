@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from icechunk_arrow.cli.options import Format, pairs
+from icechunk_arrow.cli.options import Format, RowsTo, pairs
 from icechunk_arrow.formats.layout import MAIN
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def _command(
     def run(**taken: Any) -> None:
         if _WHEN[0] in takes:
             taken["which"] = _selected(*(taken.pop(each.name) for each in _WHEN))
+        if _ROWS[0] in takes:
+            taken["to"] = RowsTo(*(taken.pop(each.name) for each in _ROWS))
         does = getattr(import_module(f"icechunk_arrow.cli.{module}"), name.replace("-", "_"))
         does(**taken)
 

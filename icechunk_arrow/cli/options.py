@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-__all__ = ["Format", "pairs"]
+__all__ = ["Format", "RowsTo", "pairs"]
 
 
 class Format(Enum):
@@ -21,6 +23,14 @@ class Format(Enum):
     CSV = "csv"
     PARQUET = "parquet"
     ARROW = "arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTo:
+    """How a command's rows are written, and where: to standard output where no file is named."""
+
+    form: Format
+    file: Path | None = None
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

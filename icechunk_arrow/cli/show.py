@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.options import Format, RowsTo
 from icechunk_arrow.cli.output import (
     cell,
     emit,
@@ -59,15 +59,14 @@ def show(
     file: str,
     *,
     rows: int,
-    form: Format,
-    output: Path | None,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Say what a file is, what it says of itself, which columns it has, and its first rows."""
     root, key, parsed = _split(file)
     with working(f"reading {file}"):
         shown = _read(open_storage(root, storage_options), key, parsed, rows)
-    if form is Format.JSON:
+    if to.form is Format.JSON:
         found = {
             "identification": shown.identification,
             "facts": shown.facts,
@@ -79,13 +78,13 @@ def show(
                 for row in rows_of(shown.rows)
             ],
         }
-        emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", output)
-    elif form is Format.TABLE:
-        _print(shown, output)
+        emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", to.file)
+    elif to.form is Format.TABLE:
+        _print(shown, to.file)
     elif shown.rows is None:
         raise InvalidInputError(f"{file} has no rows; choose --format table or json")
     else:
-        emit(shown.rows, form, output)
+        emit(shown.rows, to)
 
 
 def _split(file: str) -> tuple[str, str, ParsedKey]:
@@ -183,7 +182,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_FACT else text[:_LONGEST_FACT] + " …"
 
 
-def _print(shown: _Shown, output: Any) -> None:
+def _print(shown: _Shown, file: Path | None) -> None:
     """Write everything for people, one part after the other."""
     facts = pa.schema([("name", pa.string()), ("value", pa.string())])
     columns = pa.schema([("column", pa.string()), ("type", pa.string()), ("nullable", pa.bool_())])
@@ -195,7 +194,7 @@ def _print(shown: _Shown, output: Any) -> None:
     if shown.rows is not None:
         parts["Rows"] = (shown.rows.schema, list(rows_of(shown.rows)))
     sys.stdout.flush()
-    with opened(output) as sink:
+    with opened(file) as sink:
         for title, (described, found) in parts.items():
             if found:
                 print_on(sink, f"[bold]{title}[/bold]")
