@@ -100,21 +100,18 @@ class Repository:
         ReadOnlyError
             The place cannot do what a commit needs.
         """
-        context = opening.create_context(
-            url,
-            storage_options,
-            config,
-            Choices(
-                storage_settings=storage_settings or StorageSettings(),
-                cache_bytes=cache_bytes,
-                decode_limit_bytes=decode_limit_bytes,
-                allowed=authorize_virtual_chunk_access,
-                pickle_secrets=pickle_secrets,
-            ),
-            catalog=catalog,
-            state_url=state_url,
+        choices = Choices(
+            storage_settings=storage_settings or StorageSettings(),
+            cache_bytes=cache_bytes,
+            decode_limit_bytes=decode_limit_bytes,
+            allowed=authorize_virtual_chunk_access,
+            pickle_secrets=pickle_secrets,
         )
-        return cls(context)
+        return cls(
+            opening.create_context(
+                url, storage_options, config, choices, catalog=catalog, state_url=state_url
+            )
+        )
 
     @classmethod
     def open(
@@ -138,8 +135,7 @@ class Repository:
             allowed=authorize_virtual_chunk_access,
             pickle_secrets=pickle_secrets,
         )
-        context = opening.open_context(url, storage_options, config, choices, state_url=state_url)
-        return cls(context)
+        return cls(opening.open_context(url, storage_options, config, choices, state_url=state_url))
 
     @classmethod
     def open_or_create(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 __all__ = ["branches", "diff", "log", "tags"]
 
@@ -33,7 +34,7 @@ def log(
     url: str,
     *,
     limit: int | None,
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
@@ -77,7 +78,7 @@ def diff(
     *,
     since: str | None,
     chunks: bool,
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:

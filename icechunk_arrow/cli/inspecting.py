@@ -25,6 +25,8 @@ from icechunk_arrow.tables.inspections import OBSERVED, find_inspection, inspect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from icechunk_arrow.tables.selection import Which
+
 __all__ = ["emit_inspection", "emit_inspections", "inspect", "query_failures"]
 
 _TRACEBACK = "Traceback (most recent call last)"
@@ -61,7 +63,7 @@ def inspect(
     *,
     name: str | None,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
@@ -95,7 +97,7 @@ def emit_inspection(
     repository: Repository,
     name: str,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
 ) -> None:
     """Run an inspection of a snapshot, and write its rows."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 __all__ = ["ls", "tree"]
 
@@ -30,7 +31,7 @@ def ls(
     *,
     path: str,
     recursive: bool,
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
@@ -64,7 +65,7 @@ def tree(
     *,
     path: str,
     depth: int | None,
-    which: Mapping[str, Any],
+    which: Which,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Draw the groups and arrays."""

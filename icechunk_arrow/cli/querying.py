@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 
 __all__ = ["InterruptibleRows", "interruptible", "sql", "sql_script"]
@@ -77,7 +78,7 @@ def sql(
     *,
     query: str | None,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
+    which: Which,
     to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
@@ -132,7 +133,7 @@ class Desk:
 
     def inspect(self, name: str, parameters: Mapping[str, str], to: RowsTo) -> None:
         """Run an inspection of the snapshot, and write its rows."""
-        which = {"snapshot_id": self.snapshot}
+        which: Which = {"snapshot_id": self.snapshot}
         emit_inspection(self.repository, name, parameters, which, to)
 
     def refresh(self) -> None:
@@ -148,9 +149,7 @@ class Desk:
 
 
 @contextmanager
-def _attached(
-    url: str, storage_options: Mapping[str, Any] | None, which: Mapping[str, Any]
-) -> Iterator[Desk]:
+def _attached(url: str, storage_options: Mapping[str, Any] | None, which: Which) -> Iterator[Desk]:
     with query_failures(f"attaching {url}"):
         import duckdb  # noqa: PLC0415  (an extra)
 
@@ -170,7 +169,7 @@ def sql_script(
     *,
     name: str,
     since: str | None,
-    which: Mapping[str, Any],
+    which: Which,
     output: Path | None,
     storage_options: Mapping[str, Any] | None,
 ) -> None:

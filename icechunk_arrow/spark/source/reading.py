@@ -266,22 +266,15 @@ def _read_of(asked: Options, names: tuple[str, ...] | None = None) -> ArrayRead 
 
 
 def _array_read(asked: Options, session: Any, columns: tuple[str, ...] | None) -> ArrayRead:
-    paths = asked.take_list("array") or []
-    layout = asked.take_one_of("layout", LAYOUTS, "rows")
-    where = asked.take("where")
-    nulls = asked.take_flag("nulls")
-    part_bytes = asked.take_number("partition_bytes", PART_BYTES)
+    words: dict[str, Any] = {
+        "paths": asked.take_list("array") or [],
+        "layout": asked.take_one_of("layout", LAYOUTS, "rows"),
+        "where": asked.take("where"),
+        "nulls": asked.take_flag("nulls"),
+        "part_bytes": asked.take_number("partition_bytes", PART_BYTES),
+    }
     asked.refuse_rest("reading arrays")
-    assert part_bytes is not None
-    return plan_read(
-        session,
-        paths,
-        layout=layout,
-        where=where,
-        nulls=nulls,
-        columns=columns,
-        part_bytes=part_bytes,
-    )
+    return plan_read(session, columns=columns, **words)
 
 
 def _stream(asked: Options, names: tuple[str, ...] | None = None) -> CommitStream:

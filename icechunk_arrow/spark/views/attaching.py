@@ -6,7 +6,7 @@ given files and rows in ``session``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from icechunk_arrow.spark.views.definitions import (
@@ -26,12 +26,11 @@ from icechunk_arrow.spark.views.session import (
 from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
 from icechunk_arrow.tables.node_changes import own_manifests
 from icechunk_arrow.tables.schemas import TABLES
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 from icechunk_arrow.tables.sql import SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from icechunk_arrow.engine.context import Context
     from icechunk_arrow.tables.attaching import Place
@@ -50,12 +49,9 @@ def attach(
     repository: Place | Mapping[str, Place],
     name: str = "icechunk",
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     since: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> Attached:
     """Make temporary views that are the tables of a snapshot, read off its live files by Spark.
 
@@ -90,8 +86,7 @@ def attach(
         A manifest has gone.
     """
     check_name(name)
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    attachment = Attachment.of(name, repository, storage_options, selection, since)
+    attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
     for context in attachment.members.contexts.values():
         check_place(context.storage.url)
     for table in (*TABLES, _MARK):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -26,11 +26,10 @@ from icechunk_arrow.spark.views.definitions import (
 from icechunk_arrow.spark.views.session import READING, check_place
 from icechunk_arrow.tables.attaching import Attachment
 from icechunk_arrow.tables.queries import root_uri
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     import pyarrow as pa
 
@@ -50,12 +49,9 @@ def sql_script(
     repository: Place | Mapping[str, Place],
     name: str = "icechunk",
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     since: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> str:
     """Write SQL that makes temporary views with the tables of a snapshot, for Spark alone.
 
@@ -81,8 +77,7 @@ def sql_script(
         Statements with ``;`` at the ends of lines: ``spark-sql -i script.sql`` makes the views and goes on.
     """
     check_name(name)
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    attachment = Attachment.of(name, repository, storage_options, selection, since)
+    attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
     united = attachment.members.united
     for context in attachment.members.contexts.values():
         check_place(context.storage.url)

@@ -33,9 +33,10 @@ from icechunk_arrow.spark.writing.tasks import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from icechunk_arrow.session import ForkSession, Session
-    from icechunk_arrow.spark.writing.targets import ArraySpec, Target, WriteResult
+    from icechunk_arrow.spark.writing.targets import ArraySpec, Target, WriteResult, Writing
     from icechunk_arrow.spark.writing.tasks import TaskTotals
 
 __all__ = [
@@ -430,18 +431,13 @@ def write_references(
     storage_options
         For a URL, as ``Repository.open`` takes them.
     """
-    return _write(
-        df,
-        target,
-        StageRows(kind="references", array_path=path_or_column(array_path), duplicates=duplicates),
-        arrays=arrays,
-        mode=mode,
-        shuffle=shuffle,
-        branch=branch,
-        message=message,
-        metadata=metadata,
-        storage_options=storage_options,
+    work = StageRows(
+        kind="references", array_path=path_or_column(array_path), duplicates=duplicates
     )
+    to = writing(
+        target, branch=branch, message=message, metadata=metadata, storage_options=storage_options
+    )
+    return _write(df, to, work, arrays or {}, mode, shuffle=shuffle)
 
 
 def write_chunks(
@@ -463,39 +459,26 @@ def write_chunks(
     The columns are ``index`` (or one per dimension), ``data`` with the bytes, and ``path`` where ``array_path`` is
     not given. Everything else is as in :func:`write_references`.
     """
-    return _write(
-        df,
-        target,
-        StageRows(kind="chunks", array_path=path_or_column(array_path), duplicates=duplicates),
-        arrays=arrays,
-        mode=mode,
-        shuffle=shuffle,
-        branch=branch,
-        message=message,
-        metadata=metadata,
-        storage_options=storage_options,
+    work = StageRows(kind="chunks", array_path=path_or_column(array_path), duplicates=duplicates)
+    to = writing(
+        target, branch=branch, message=message, metadata=metadata, storage_options=storage_options
     )
+    return _write(df, to, work, arrays or {}, mode, shuffle=shuffle)
 
 
 def _write(
     df: Any,
-    target: Target,
+    to: AbstractContextManager[Writing],
     work: StageRows,
-    *,
-    arrays: Mapping[str, ArraySpec] | None,
+    arrays: Mapping[str, ArraySpec],
     mode: str,
+    *,
     shuffle: bool,
-    branch: str,
-    message: str,
-    metadata: Mapping[str, Any] | None,
-    storage_options: Mapping[str, Any] | None,
 ) -> WriteResult:
     check_mode(mode)
-    with writing(
-        target, branch=branch, message=message, metadata=metadata, storage_options=storage_options
-    ) as under_way:
+    with to as under_way:
         session = under_way.session
-        make_arrays(session, arrays or {})
+        make_arrays(session, arrays)
         path = work.array_path
         what = f"icechunk_arrow: {work.kind} to {session.storage_url}"
         with job_description(df.sparkSession, what):
