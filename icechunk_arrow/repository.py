@@ -21,7 +21,7 @@ from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     import pyarrow as pa
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.compaction import ChunkCompaction
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.opening import Allowed
     from icechunk_arrow.engine.rewriting import ManifestRewrite
     from icechunk_arrow.zarr import IcechunkStore
 
     Place = str | os.PathLike[str]
-    Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
 __all__ = ["Repository"]
 

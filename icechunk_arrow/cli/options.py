@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Format", "RowsTo", "pairs"]
+__all__ = ["Format", "RowsTo", "json_or_text", "pairs"]
 
 
 class Format(Enum):
@@ -31,6 +32,14 @@ class RowsTo:
 
     form: Format
     file: Path | None = None
+
+
+def json_or_text(text: str) -> Any:
+    """Read JSON; what is none is a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.options import Format, RowsTo
+from icechunk_arrow.cli.options import Format, RowsTo, json_or_text
 from icechunk_arrow.cli.output import (
     cell,
     emit,
@@ -169,12 +169,7 @@ def _read_parquet(
 
 def _fact(text: str) -> Any:
     """Read a fact that is JSON; others are texts."""
-    if not text.startswith(("{", "[")):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return json_or_text(text) if text.startswith(("{", "[")) else text
 
 
 def _short(value: Any) -> str:

@@ -27,7 +27,7 @@ from icechunk_arrow.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_arrow.spark.quoting import identifier, text
-from icechunk_arrow.spark.views.session import check_place, naming_gone_files, reading_chunks
+from icechunk_arrow.spark.views.attaching import check_place, naming_gone_files, reading_chunks
 from icechunk_arrow.spark.writing.tasks import job_description
 from icechunk_arrow.tables.attaching import members_of
 from icechunk_arrow.tables.node_changes import own_manifests

@@ -4,7 +4,7 @@ In the order in which they build on each other:
 
 ``schemas``
     Names, columns and types of all tables, and of what queries join.
-``nodes``, ``manifests``, ``history``, ``metadata``
+``nodes``, ``history``, ``metadata``
     The tables that need no chunk manifest to be read, as Arrow.
 ``scans``, ``node_changes``
     Decisions: which manifests are read together; how two snapshots differ.

@@ -7,7 +7,7 @@ structure file says both. Engines differ in how a scan is written down, not in w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -43,8 +43,7 @@ _FEWEST_OWN = 4
 """An array with fewer manifests of its own is read with the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(NamedTuple):
     """The one array that all rows of a scan belong to."""
 
     node_id: int

@@ -23,15 +23,15 @@ from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
 
     from icechunk_arrow.core.predicates import Predicate
+    from icechunk_arrow.engine.opening import Allowed
 
     Place = str | os.PathLike[str] | Repository | Session
-    Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
 __all__ = [
     "LAYOUTS",

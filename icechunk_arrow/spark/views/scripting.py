@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.spark.quoting import file_pattern, identifier, rows_text, spark_root, text
-from icechunk_arrow.spark.views.attaching import check_name
+from icechunk_arrow.spark.views.attaching import READING, check_name, check_place
 from icechunk_arrow.spark.views.definitions import (
     Target,
     coordinate_functions,
@@ -23,7 +23,6 @@ from icechunk_arrow.spark.views.definitions import (
     snapshot_queries,
     view_name,
 )
-from icechunk_arrow.spark.views.session import READING, check_place
 from icechunk_arrow.tables.attaching import Attachment
 from icechunk_arrow.tables.queries import root_uri
 from icechunk_arrow.tables.selection import Selection, Which
