@@ -29,11 +29,7 @@ GRIB_MESSAGES = pa.schema(
         ("offset", pa.int64()),
         ("length", pa.int64()),
         ("reference_time", pa.timestamp("us", "UTC")),
-        ("variable", pa.string()),
-        ("level", pa.string()),
-        ("forecast", pa.string()),
-        ("rest", pa.string()),
-        ("etag", pa.string()),
+        *((name, pa.string()) for name in ("variable", "level", "forecast", "rest", "etag")),
         ("last_modified", pa.timestamp("us", "UTC")),
     ]
 )

@@ -35,7 +35,6 @@ from icechunk_arrow.storage.fsspec import ConnectedStorage
 from icechunk_arrow.storage.port import (
     Capabilities,
     check_key,
-    check_prefix,
     check_range,
     content_token,
 )
@@ -140,14 +139,12 @@ class HttpStorage(ConnectedStorage):
         if [check_key(key) for key in keys]:
             self._refuse()
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:  # noqa: ARG002
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:  # noqa: ARG002
         """Refuse: a web page is no listing."""
-        check_prefix(prefix)
         raise StorageError(f"{self._url} cannot be listed: {_MISSING}", url=self._url)
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
+    def _list_folders(self, prefix: str) -> Iterable[str]:  # noqa: ARG002
         """Refuse: a web page is no listing."""
-        check_prefix(prefix)
         raise StorageError(f"{self._url} cannot be listed: {_MISSING}", url=self._url)
 
     def _refuse(self) -> NoReturn:

@@ -29,7 +29,6 @@ import stat
 import threading
 import warnings
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from icechunk_arrow.errors import (
@@ -48,8 +47,6 @@ from icechunk_arrow.storage.port import (
     ObjectInfo,
     Storage,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     check_size,
     content_token,
@@ -186,16 +183,11 @@ class LocalStorage(Storage):
                 return False
             raise self._read_error(error, key) from error
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`; files that no key can name are not shown."""
-        check_prefix(prefix)
-        check_limit(limit)
-        return islice(self._walk(prefix), limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:  # noqa: ARG002 - a folder is read whole
+        return self._walk(prefix)
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`; here a folder may be empty."""
-        check_prefix(prefix)
-        return iter(sorted(name for name, is_folder in self._entries(prefix) if is_folder))
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        return (name for name, is_folder in self._entries(prefix) if is_folder)
 
     def put(
         self,

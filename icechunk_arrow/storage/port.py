@@ -13,6 +13,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.errors import InvalidInputError, OversizedFileError, ReadOnlyError
@@ -177,17 +178,28 @@ class Storage(ABC):
     def exists(self, key: str) -> bool:
         """Whether there is an object of this name."""
 
-    @abstractmethod
     def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
         """Every object below a folder (``prefix`` is empty or ends with ``/``), sorted by key.
 
         Unfinished creations and replacements never show; a put that a crash cut short may, as an
         object that nothing names. With ``limit`` it ends after so many.
         """
+        check_prefix(prefix)
+        check_limit(limit)
+        return islice(self._list(prefix, limit), limit)
 
     @abstractmethod
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
+        """List the objects below a folder, sorted; a place that can ends after ``limit`` of them by itself."""
+
     def list_folders(self, prefix: str = "") -> Iterator[str]:
         """List the names of the folders directly below one, sorted; on a disk they may be empty."""
+        check_prefix(prefix)
+        return iter(sorted(self._list_folders(prefix)))
+
+    @abstractmethod
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        """Name the folders directly below one, in any order."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:

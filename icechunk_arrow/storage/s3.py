@@ -14,7 +14,6 @@ import contextlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsspec.asyn import sync
@@ -34,8 +33,6 @@ from icechunk_arrow.storage.port import (
     Capabilities,
     ObjectInfo,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     is_key,
     joined,
@@ -169,22 +166,17 @@ class S3Storage(ConnectedStorage):
         """See :meth:`Storage.time_of_put`."""
         return self._last_put
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`."""
-        check_prefix(prefix)
-        check_limit(limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         if self.capabilities.limited_listing:
-            return islice(self._objects(prefix, limit), limit)
-        return islice(sorted(self._objects(prefix, None), key=lambda found: found.key), limit)
+            return self._objects(prefix, limit)
+        return iter(sorted(self._objects(prefix, None), key=lambda found: found.key))
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`."""
-        check_prefix(prefix)
+    def _list_folders(self, prefix: str) -> Iterable[str]:
         names = set()
         for page in self._pages(prefix, None, Delimiter="/"):
             for folder in page.get("CommonPrefixes", ()):
                 names.add(folder["Prefix"][len(self._key(prefix)) : -1])
-        return iter(sorted(filter(is_key, names)))
+        return filter(is_key, names)
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :meth:`Storage.delete`; a thousand per request."""
