@@ -1,4 +1,4 @@
-"""The repository that people hold: thin, it holds the open parts and delegates.
+"""The repository that callers hold: thin, it holds the open parts and delegates.
 
 What opens, reads and commits is imported with it; housekeeping, tables and publishing when they are asked for.
 """
@@ -143,7 +143,7 @@ class Repository:
     ) -> Repository:
         """Open a repository, or make it; of several processes that try, one makes it."""
         to_open = {name: value for name, value in choices.items() if name != "catalog"}
-        rounds = 4  # somebody else may be seen before the first entry, behind it, and behind the state file
+        rounds = 4  # another process may be seen before the first entry, behind it, and behind the state file
         while True:
             with suppress(RepositoryNotFoundError):
                 return cls.open(url, storage_options, **to_open)
@@ -189,7 +189,7 @@ class Repository:
         return self._context.config
 
     def save_config(self) -> None:
-        """Write the settings in force into the repository, for everybody who opens it from now on."""
+        """Write the settings in force into the repository, for every process that opens it from now on."""
         self._context.catalog.check_identity()
         self._context.saved_config.save()
 
@@ -342,7 +342,7 @@ class Repository:
         Raises
         ------
         RebaseFailedError
-            Somebody changed the metadata of an array meanwhile; try again.
+            Another commit changed the metadata of an array meanwhile; try again.
         """
         from icechunk_arrow.engine.compaction import compact_chunks  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ _HELP = """A statement ends with a semicolon. Besides SQL there are:
 
 
 class Answers(Protocol):
-    """What a prompt needs of whoever answers."""
+    """What a prompt needs of what answers."""
 
     snapshot: str
 

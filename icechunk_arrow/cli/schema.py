@@ -45,7 +45,7 @@ def schema(name: str | None, *, to: RowsTo) -> None:
             raise InvalidInputError(f"{name} is a JSON Schema; it is given with --format json")
         emit_text(files[name], to.file)
     else:
-        rows = [_described(each) for each in json.loads(files[name])["columns"]]
+        rows = [_file_column(each) for each in json.loads(files[name])["columns"]]
         columns = [
             from_values([row[field.name] for row in rows], field.type) for field in _FILE_COLUMNS
         ]
@@ -60,7 +60,7 @@ def _title(text: str) -> str:
     return f"JSON: {found['title']}"
 
 
-def _described(column: dict[str, Any]) -> dict[str, Any]:
+def _file_column(column: dict[str, Any]) -> dict[str, Any]:
     nested = ", ".join(each["name"] for each in column.get("children", []))
     return {
         "column": column["name"],
@@ -71,7 +71,7 @@ def _described(column: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def schema_rows(described: pa.Schema) -> pa.Table:
+def schema_rows(columns: pa.Schema) -> pa.Table:
     """Make a table of a schema: a row for each column."""
     rows = [
         {
@@ -79,6 +79,6 @@ def schema_rows(described: pa.Schema) -> pa.Table:
             "type": str(field.type),
             "description": (field.metadata or {}).get(b"description", b"").decode(),
         }
-        for field in described
+        for field in columns
     ]
     return text_table(rows)

@@ -190,8 +190,8 @@ def _print(shown: _Shown, file: Path | None) -> None:
         parts["Rows"] = (shown.rows.schema, list(rows_of(shown.rows)))
     sys.stdout.flush()
     with opened(file) as sink:
-        for title, (described, found) in parts.items():
+        for title, (schema, found) in parts.items():
             if found:
                 print_on(sink, f"[bold]{title}[/bold]")
-                print_on(sink, rich_table(described, found))
+                print_on(sink, rich_table(schema, found))
                 print_on(sink, "")

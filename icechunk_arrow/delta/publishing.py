@@ -297,7 +297,7 @@ def _publish_one(
                 manifests_added=len(change.new),
                 manifests_removed=len(change.gone),
             )
-        # the number was used by somebody else, and Delta passed over the write
+        # the number was used by another writer, and Delta passed over the write
     raise ConflictError(
         f"others changed the table {table.label} {_TRIES} times while {name} was being published; try again"
     ) from problem
@@ -318,7 +318,7 @@ def _note(
     name: str, snapshot_id: str, place: str, commits: list[Commit], shown: dict[str, Shown]
 ) -> Note:
     here = shown.get(name)
-    if here is None:  # all rows are replaced: the number only has to be one that nobody has used
+    if here is None:  # all rows are replaced: the number only has to be one that no writer has used
         known = notes.numbers_used(commits, name) or 0
         number = max(known + 1, int(now().timestamp() * 1_000_000))
     else:

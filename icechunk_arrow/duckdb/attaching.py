@@ -1,4 +1,4 @@
-"""Schemas in somebody's DuckDB connection whose views are the tables of one repository or several.
+"""Schemas in the caller's DuckDB connection whose views are the tables of one repository or several.
 
 Owns what stands in the connection and how it comes and goes: all of it in one transaction, so that others see the
 views of one state or of another. What the views say is in ``definitions``.

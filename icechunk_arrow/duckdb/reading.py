@@ -62,7 +62,7 @@ _TAIL_BYTES = 1 << 16
 _FAR_TAIL_BYTES = 1 << 18
 """What is fetched of a file's end at first: the footer; where requests are slow all of 65,536 chunks."""
 _READ_AHEAD_BYTES = 1 << 20
-"""From a fast place so much is read at once where somebody reads on: each read has a price of its own."""
+"""From a fast place so much is read at once where a query reads on: each read has a price of its own."""
 _CACHE_BYTES = 1 << 26
 _BEGIN = b"PAR1"
 _SCHEMA = "main"
@@ -277,7 +277,7 @@ class CheckedSource(SnapshotSource):
         if name in self._tables:
             return self._tables[name]
         if describing:
-            return _described(name)
+            return _without_rows(name)
         kind, _, between = name.partition("/")
         if kind != _CHANGES:
             return _parquet(metadata_table(self._context, name, self.snapshot.id))
@@ -298,7 +298,7 @@ def _listed(schema: pa.Schema) -> str:
 
 
 @cache
-def _described(name: str) -> bytes:
+def _without_rows(name: str) -> bytes:
     if name.startswith(_MANIFESTS):
         return _parquet(empty_table(_EVERY_COLUMN))
     return _parquet(empty_table(CHANGES if name.startswith(_CHANGES) else METADATA_TABLES[name]))

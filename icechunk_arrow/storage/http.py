@@ -1,7 +1,7 @@
 """Objects on a plain web server, read-only.
 
 Owns the requests, and which answers are heard at all: a redirect is never followed here (it
-could lead to any host: whoever asked decides); an answer whose bytes are encoded is refused, because
+could lead to any host: the caller decides); an answer whose bytes are encoded is refused, because
 offsets count in the file itself. There is no listing in HTTP; who needs one learns so from the
 capabilities, and from the error.
 """
@@ -216,7 +216,7 @@ class HttpStorage(ConnectedStorage):
 async def _exchange(
     fs: Any, url: str, asked: Mapping[str, str], question: Question, seconds: float
 ) -> _Answer:
-    import aiohttp  # noqa: PLC0415 - the file system has loaded it; nobody else needs it
+    import aiohttp  # noqa: PLC0415 - the file system has loaded it; nothing else needs it
     import yarl  # noqa: PLC0415 - comes with it
 
     options = dict(fs.kwargs)

@@ -12,9 +12,9 @@ Owns the order of system calls that makes creation atomic and durable. Knows no 
 - ``replace``: a lock on a file under ``.icechunk-arrow/`` that the system lifts when its holder dies, read,
   compare, rename. It excludes only other users of this method, which is all that is needed.
 - Nothing is removed, replaced or followed that was not made here: names are given exclusively, and
-  what is replaced or deleted is named by whoever wrote it.
+  what is replaced or deleted is named by its writer.
 - Symbolic links below the root are not followed, neither files nor folders: a repository got from
-  somebody else must not read files outside of it. The root itself may be one.
+  elsewhere must not read files outside of it. The root itself may be one.
 - Files are opened for every read: a cached descriptor would save 4 of 7 microseconds, and spend
   2 of them on finding out whether the name still leads to the same file.
 """
@@ -322,7 +322,7 @@ class LocalStorage(Storage):
         """
         try:
             file, volume = self._open_new(key, path)
-        except FileNotFoundError:  # somebody removed the folder
+        except FileNotFoundError:  # another process removed the folder
             self._folders.forget()
             file, volume = self._open_new(key, path)
         try:
@@ -460,7 +460,7 @@ class _Folders:
         self._made.add(folder)
 
     def forget(self) -> None:
-        """Look again: somebody has removed a folder."""
+        """Look again: another process has removed a folder."""
         self._made.clear()
 
     def _make_root(self, root: str) -> None:

@@ -53,7 +53,7 @@ class _Object:
 
 
 class _Names:
-    """The names in one folder; sorted when somebody asks, at little cost after few changes."""
+    """The names in one folder; sorted when a listing asks, at little cost after few changes."""
 
     def __init__(self) -> None:
         self._order: list[str] = []
@@ -220,7 +220,7 @@ class MemoryStorage(Storage):
         self,
         key: str,
         data: Writable | Iterable[Writable],
-        metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - nobody could see it here
+        metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - no reader could see it here
     ) -> None:
         """See :meth:`Storage.put`."""
         self._add(key, joined(data))

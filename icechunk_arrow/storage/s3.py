@@ -82,7 +82,7 @@ class S3Storage(ConnectedStorage):
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`.
 
-        There are servers that ignore conditions and answer success to everybody. So where it is
+        There are servers that ignore conditions and answer success to every writer. So where it is
         not Amazon's, one object is written and removed again, once per process and bucket.
         """
         server = self._server()
@@ -203,7 +203,7 @@ class S3Storage(ConnectedStorage):
 
     def _connect(self) -> tuple[Any, str]:
         fs, path = super()._connect()
-        fs.retries = 1  # ours; nobody else has these options, so nobody shares the instance
+        fs.retries = 1  # ours; no other file system has these options, so none shares the instance
         self._bucket, folder, _ = fs.split_path(path)
         if not self._bucket:
             raise InvalidInputError(f"{self._url} names no bucket; write s3://bucket/prefix")

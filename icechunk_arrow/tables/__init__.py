@@ -12,5 +12,5 @@ In the order in which they build on each other:
     The one generator of SQL: how an engine spells it, how a row of a manifest becomes a row of ``chunks``, and
     the query for each table. The texts are in ``sql/``; ``duckdb`` and ``spark`` run them or write scripts.
 ``selection``, ``reading``, ``inspections``, ``inspecting``, ``attaching``
-    What people ask for: a snapshot, a table, an inspection, a name by which tables are attached.
+    What callers ask for: a snapshot, a table, an inspection, a name by which tables are attached.
 """

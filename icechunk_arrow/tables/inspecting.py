@@ -68,7 +68,7 @@ def inspect_snapshot(
     context: Context, name: str, snapshot_id: str, given: Mapping[str, Any]
 ) -> pa.Table:
     """Run a query of ``sql/inspect/`` over a snapshot, and give its rows in declared columns."""
-    # icechunk_arrow.duckdb begins with what people attach, and that is repositories, which inspect
+    # icechunk_arrow.duckdb begins with what callers attach, and that is repositories, which inspect
     from icechunk_arrow.duckdb.reading import (  # noqa: PLC0415
         CheckedSource,
         checked_files,

@@ -74,7 +74,7 @@ def _node_table(files: Files, snapshot: Snapshot) -> pa.Table:
     metadata = one_array(table["array_metadata"])
     rows = np.flatnonzero(validity(metadata))
     arrays = metadata.take(indices(rows))
-    described = _Arrays(snapshot, arrays, to_numpy(table["id"])[rows])
+    documents = _Arrays(snapshot, arrays, to_numpy(table["id"])[rows])
     split = [path.rpartition("/") for path in paths]
     parents = [
         None if path == "/" else above or "/"
@@ -84,12 +84,12 @@ def _node_table(files: Files, snapshot: Snapshot) -> pa.Table:
         int64(arrays.field("shape")),
         int64(arrays.field("chunk_grid").field("configuration").field("chunk_shape")),
         arrays.field("chunk_grid").field("name"),
-        described.data_types(),
-        described.codecs(),
-        described.fill_values(),
-        described.dimension_names(),
+        documents.data_types(),
+        documents.codecs(),
+        documents.fill_values(),
+        documents.dimension_names(),
     )
-    grid, logical = (scattered(each, rows, count) for each in described.counts())
+    grid, logical = (scattered(each, rows, count) for each in documents.counts())
     columns = [
         one_array(table["path"]),
         from_values([name for _, _, name in split], pa.string()),

@@ -1,4 +1,4 @@
-"""Which snapshot a person asks a table of."""
+"""Which snapshot a caller means."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def plan_read(
     chosen = tuple(dict.fromkeys(map(node_path, listed)))
     if not chosen:
         raise InvalidInputError("there is no array to read; name at least one")
-    with secrets_kept():  # the tasks of the person's own cluster read there
+    with secrets_kept():  # the tasks of the caller's own cluster read there
         pickled = pickle.dumps(session)
     read = ArrayRead(
         session=pickled,

@@ -103,8 +103,8 @@ def pinned(options: Mapping[str, str]) -> dict[str, str]:
 
     A source that does so when it is made gives all queries of a frame the same: it is made when a frame is loaded,
     or of one whose schema was given, when Spark first plans a query.
-    Where that cannot be told, because the options are of a write, or wrong, they stay as they are: whoever uses
-    them says what is wrong.
+    Where that cannot be told, because the options are of a write, or wrong, they stay as they are: the reader or
+    writer that takes them says what is wrong.
     """
     kept = {str(name).lower(): value for name, value in options.items()}
     try:

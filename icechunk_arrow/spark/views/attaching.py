@@ -84,7 +84,7 @@ _live: dict[str, Attachment] = {}
 
 
 class SessionTarget(Target):
-    """Makes relations under names of their own, which nobody needs when views are made of them.
+    """Makes relations under names of their own, which are not needed any more when views are made of them.
 
     Spark keeps what a view means, as long as it is made of a frame.
     """

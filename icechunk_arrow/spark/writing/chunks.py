@@ -140,8 +140,8 @@ class GridTasks:
                 if total * along < _MOST_BOXES:
                     strides[row, d], total = total, total * along
             boxes.append(total)
-            said = (view.node.columns.dimension_names if view.node.columns else None) or ()
-            for known, name in zip(names, said, strict=False):
+            own = (view.node.columns.dimension_names if view.node.columns else None) or ()
+            for known, name in zip(names, own, strict=False):
                 if name is not None:
                     known[name] = None
         first, scale, count = _shares([max(view.grid.chunk_count, 1) for view in views], boxes)
