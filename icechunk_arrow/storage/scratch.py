@@ -18,7 +18,6 @@ import re
 import secrets
 import stat
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from icechunk_arrow.errors import StorageError
@@ -61,8 +60,7 @@ class Way(enum.Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Volume:
+class Volume(NamedTuple):
     """What a mounted volume can do."""
 
     way: Way
