@@ -238,9 +238,6 @@ class Repository:
         """Withdraw a tag; its name stays reserved for ever."""
         self._context.catalog.delete_tag(tag)
 
-    def _facts(self, snapshot_id: str) -> SnapshotInfo:
-        return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
-
     def _to_be_named(self, snapshot_id: str) -> SnapshotInfo:
         """Give a snapshot that a branch or tag will name: that promises that it stays."""
         facts = self._context.files.read_facts(check_id(snapshot_id, "snapshot id"))
@@ -252,7 +249,7 @@ class Repository:
 
     def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
         """What is known of a snapshot: parent, time, message, metadata."""
-        return self._facts(snapshot_id)
+        return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
 
     def ancestry(
         self,

@@ -36,8 +36,7 @@ class _Connected:
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
         self.files: dict[str, TableFiles] = {
-            label: checked_files(context.storage)
-            for label, context in attachment.members.contexts.items()
+            label: checked_files(context.storage) for label, context in attachment.contexts.items()
         }
         for each in self.files.values():
             each.keeper = self
@@ -174,7 +173,7 @@ def _transaction(con: Any) -> Iterator[None]:
 def _define(con: Any, connected: _Connected, schema: str, *, create: bool) -> Attached:
     """Make or replace everything in a schema."""
     attachment, files = connected.attachment, connected.files
-    united = attachment.members.united
+    united = attachment.united
     sources, snapshots = {}, {}
     for number, (label, context, snapshot_id, _) in enumerate(attachment.resolved()):
         snapshots[label] = snapshot_id

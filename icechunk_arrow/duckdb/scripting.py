@@ -72,9 +72,9 @@ def sql_script(
             f"can be printed"
         )
     attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
-    if attachment.members.united:
+    if attachment.united:
         raise InvalidInputError("a script is about one repository; write one for each")
-    [context] = attachment.members.contexts.values()
+    [context] = attachment.contexts.values()
     if context.storage.url.startswith("memory:"):
         raise InvalidInputError(
             f"{context.storage.url} is in the memory of this process, where no script can read it"

@@ -268,7 +268,7 @@ def attach(
     """
     check_name(name)
     attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
-    for context in attachment.members.contexts.values():
+    for context in attachment.contexts.values():
         check_place(context.storage.url)
     for table in (*TABLES, _MARK):
         if spark.catalog.tableExists(view_name(name, table)):
@@ -334,7 +334,7 @@ def _check(context: Context, before_id: str, after_id: str) -> None:
 
 def _define(spark: Any, attachment: Attachment, *, create: bool) -> Attached:
     """Make or replace all views, after all files are known to be there; functions need no replacing."""
-    name, united = attachment.name, attachment.members.united
+    name, united = attachment.name, attachment.united
     snapshots, members = {}, {}
     with SessionTarget(spark) as target:
         if create:

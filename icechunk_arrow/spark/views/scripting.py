@@ -77,8 +77,8 @@ def sql_script(
     """
     check_name(name)
     attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
-    united = attachment.members.united
-    for context in attachment.members.contexts.values():
+    united = attachment.united
+    for context in attachment.contexts.values():
         check_place(context.storage.url)
         if ":" in root_uri(context.storage.url).partition("://")[2]:
             raise InvalidInputError(
