@@ -1,4 +1,4 @@
-"""The repository that people hold: thin, it holds the open parts and delegates.
+"""The repository that callers hold: thin, it holds the open parts and delegates.
 
 What opens, reads and commits is imported with it; housekeeping, tables and publishing when they are asked for.
 """
@@ -21,7 +21,7 @@ from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     import pyarrow as pa
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.compaction import ChunkCompaction
     from icechunk_arrow.engine.config import RepositoryConfig
     from icechunk_arrow.engine.context import Context
+    from icechunk_arrow.engine.opening import Allowed
     from icechunk_arrow.engine.rewriting import ManifestRewrite
     from icechunk_arrow.zarr import IcechunkStore
 
     Place = str | os.PathLike[str]
-    Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
 __all__ = ["Repository"]
 
@@ -100,21 +100,18 @@ class Repository:
         ReadOnlyError
             The place cannot do what a commit needs.
         """
-        context = opening.create_context(
-            url,
-            storage_options,
-            config,
-            Choices(
-                storage_settings=storage_settings or StorageSettings(),
-                cache_bytes=cache_bytes,
-                decode_limit_bytes=decode_limit_bytes,
-                allowed=authorize_virtual_chunk_access,
-                pickle_secrets=pickle_secrets,
-            ),
-            catalog=catalog,
-            state_url=state_url,
+        choices = Choices(
+            storage_settings=storage_settings or StorageSettings(),
+            cache_bytes=cache_bytes,
+            decode_limit_bytes=decode_limit_bytes,
+            allowed=authorize_virtual_chunk_access,
+            pickle_secrets=pickle_secrets,
         )
-        return cls(context)
+        return cls(
+            opening.create_context(
+                url, storage_options, config, choices, catalog=catalog, state_url=state_url
+            )
+        )
 
     @classmethod
     def open(
@@ -138,8 +135,7 @@ class Repository:
             allowed=authorize_virtual_chunk_access,
             pickle_secrets=pickle_secrets,
         )
-        context = opening.open_context(url, storage_options, config, choices, state_url=state_url)
-        return cls(context)
+        return cls(opening.open_context(url, storage_options, config, choices, state_url=state_url))
 
     @classmethod
     def open_or_create(
@@ -147,7 +143,7 @@ class Repository:
     ) -> Repository:
         """Open a repository, or make it; of several processes that try, one makes it."""
         to_open = {name: value for name, value in choices.items() if name != "catalog"}
-        rounds = 4  # somebody else may be seen before the first entry, behind it, and behind the state file
+        rounds = 4  # another process may be seen before the first entry, behind it, and behind the state file
         while True:
             with suppress(RepositoryNotFoundError):
                 return cls.open(url, storage_options, **to_open)
@@ -193,7 +189,7 @@ class Repository:
         return self._context.config
 
     def save_config(self) -> None:
-        """Write the settings in force into the repository, for everybody who opens it from now on."""
+        """Write the settings in force into the repository, for every process that opens it from now on."""
         self._context.catalog.check_identity()
         self._context.saved_config.save()
 
@@ -242,9 +238,6 @@ class Repository:
         """Withdraw a tag; its name stays reserved for ever."""
         self._context.catalog.delete_tag(tag)
 
-    def _facts(self, snapshot_id: str) -> SnapshotInfo:
-        return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
-
     def _to_be_named(self, snapshot_id: str) -> SnapshotInfo:
         """Give a snapshot that a branch or tag will name: that promises that it stays."""
         facts = self._context.files.read_facts(check_id(snapshot_id, "snapshot id"))
@@ -256,7 +249,7 @@ class Repository:
 
     def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
         """What is known of a snapshot: parent, time, message, metadata."""
-        return self._facts(snapshot_id)
+        return self._context.files.read_facts(check_id(snapshot_id, "snapshot id")).info
 
     def ancestry(
         self,
@@ -346,7 +339,7 @@ class Repository:
         Raises
         ------
         RebaseFailedError
-            Somebody changed the metadata of an array meanwhile; try again.
+            Another commit changed the metadata of an array meanwhile; try again.
         """
         from icechunk_arrow.engine.compaction import compact_chunks  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ Example:
 
 
 class _Program(click.Group):
-    """Runs a command; of our own errors people see the message alone."""
+    """Runs a command; of our own errors the message alone is shown."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -6,7 +6,6 @@ asking for help waits for no other library than click.
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from icechunk_arrow.cli.options import Format, pairs
+from icechunk_arrow.cli.options import Format, RowsTo, json_or_text, pairs
 from icechunk_arrow.formats.layout import MAIN
 
 if TYPE_CHECKING:
@@ -45,14 +44,6 @@ def _many(*names: str, says: str, read: Callable[[str], Any] = str) -> click.Opt
     return option(*names, metavar="KEY=VALUE", multiple=True, callback=gathered, says=says)
 
 
-def _json(text: str) -> Any:
-    """Read JSON; what is none is a text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _time(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
     if text is None:
         return None
@@ -69,7 +60,7 @@ _URL = _argument("url", "The repository: a path or URL.")
 _STORAGE_OPTIONS = _many(
     "--storage-option",
     "storage_options",
-    read=_json,
+    read=json_or_text,
     says="What the file system takes, as anon=true or client_kwargs='{...}'; a value that is JSON is read as "
     "JSON. May be repeated.",
 )
@@ -143,6 +134,8 @@ def _command(
     def run(**taken: Any) -> None:
         if _WHEN[0] in takes:
             taken["which"] = _selected(*(taken.pop(each.name) for each in _WHEN))
+        if _ROWS[0] in takes:
+            taken["to"] = RowsTo(*(taken.pop(each.name) for each in _ROWS))
         does = getattr(import_module(f"icechunk_arrow.cli.{module}"), name.replace("-", "_"))
         does(**taken)
 

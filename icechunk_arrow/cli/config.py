@@ -14,9 +14,8 @@ from icechunk_arrow.tables.metadata import config_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from icechunk_arrow.cli.options import Format
+    from icechunk_arrow.cli.options import RowsTo
 
 __all__ = ["config", "init"]
 
@@ -38,8 +37,7 @@ def config(
     url: str,
     *,
     settings: Mapping[str, str],
-    form: Format,
-    output: Path | None,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Show the settings in force, after those that were given were checked and saved."""
@@ -49,7 +47,7 @@ def config(
         repository = Repository.open(url, storage_options, config=chosen)
         repository.save_config()
         say(f"saved {len(settings)} in {repository.url}/config.yaml")
-    emit(config_table(repository.config), form, output)
+    emit(config_table(repository.config), to)
 
 
 def _with_settings(base: RepositoryConfig, settings: Mapping[str, str]) -> RepositoryConfig:

@@ -14,9 +14,9 @@ from icechunk_arrow.repository import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from icechunk_arrow.cli.options import Format
+    from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 __all__ = ["branches", "diff", "log", "tags"]
 
@@ -34,9 +34,8 @@ def log(
     url: str,
     *,
     limit: int | None,
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """List a snapshot and all before it, newest first."""
@@ -48,35 +47,30 @@ def log(
     columns = [
         from_values([row[place] for row in rows], field.type) for place, field in enumerate(_LOG)
     ]
-    emit(pa.Table.from_arrays(columns, schema=_LOG), form, output)
+    emit(pa.Table.from_arrays(columns, schema=_LOG), to)
 
 
-def branches(
-    url: str, *, form: Format, output: Path | None, storage_options: Mapping[str, Any] | None
-) -> None:
+def branches(url: str, *, to: RowsTo, storage_options: Mapping[str, Any] | None) -> None:
     """List the branches as they stand now."""
-    _emit_refs("branch", ["name", "snapshot", "sequence"], url, form, output, storage_options)
+    _emit_refs("branch", ["name", "snapshot", "sequence"], url, to, storage_options)
 
 
-def tags(
-    url: str, *, form: Format, output: Path | None, storage_options: Mapping[str, Any] | None
-) -> None:
+def tags(url: str, *, to: RowsTo, storage_options: Mapping[str, Any] | None) -> None:
     """List the tags as they stand now."""
-    _emit_refs("tag", ["name", "snapshot"], url, form, output, storage_options)
+    _emit_refs("tag", ["name", "snapshot"], url, to, storage_options)
 
 
 def _emit_refs(
     kind: str,
     columns: list[str],
     url: str,
-    form: Format,
-    output: Path | None,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     with working(f"reading {url}"):
         found = Repository.open(url, storage_options).tables("refs")
     of_kind = [(row["name"], i) for i, row in enumerate(found.to_pylist()) if row["type"] == kind]
-    emit(pick(found.select(columns), of_kind), form, output)
+    emit(pick(found.select(columns), of_kind), to)
 
 
 def diff(
@@ -84,9 +78,8 @@ def diff(
     *,
     since: str | None,
     chunks: bool,
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Say what changed up to a snapshot, since another one."""
@@ -96,4 +89,4 @@ def diff(
         keys = ["path", "change", "node_type", "from_path"]
         found = found.group_by(keys).aggregate([([], "count_all")])
         found = found.rename_columns([*keys, "count"])
-    emit(found.sort_by([("path", "ascending"), ("change", "ascending")]), form, output)
+    emit(found.sort_by([("path", "ascending"), ("change", "ascending")]), to)

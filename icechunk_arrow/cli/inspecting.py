@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.options import Format, RowsTo
 from icechunk_arrow.cli.output import emit, text_table
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
@@ -24,6 +24,8 @@ from icechunk_arrow.tables.inspections import OBSERVED, find_inspection, inspect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from icechunk_arrow.tables.selection import Which
 
 __all__ = ["emit_inspection", "emit_inspections", "inspect", "query_failures"]
 
@@ -61,9 +63,8 @@ def inspect(
     *,
     name: str | None,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Ask a question that is answered already, or list these."""
@@ -71,15 +72,15 @@ def inspect(
     if repository is None or name is None:
         if parameters:
             raise click.BadParameter("name an inspection, too", param_hint="--param")
-        emit_inspections(form, output)
+        emit_inspections(to)
     else:
-        emit_inspection(repository, name, parameters, which, form, output)
+        emit_inspection(repository, name, parameters, which, to)
 
 
-def emit_inspections(form: Format, output: Path | None = None) -> None:
+def emit_inspections(to: RowsTo) -> None:
     """List the inspections; for people the names of parameters will do."""
     found = inspection_table()
-    if form is Format.TABLE:
+    if to.form is Format.TABLE:
         lines = [
             {
                 "name": row["name"],
@@ -89,16 +90,15 @@ def emit_inspections(form: Format, output: Path | None = None) -> None:
             for row in found.to_pylist()
         ]
         found = text_table(lines)
-    emit(found, form, output)
+    emit(found, to)
 
 
 def emit_inspection(
     repository: Repository,
     name: str,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
 ) -> None:
     """Run an inspection of a snapshot, and write its rows."""
     kinds = {each.name: each.kind for each in find_inspection(name).parameters}
@@ -106,7 +106,7 @@ def emit_inspection(
     with query_failures(f"the inspection {name}"):
         with working(f"inspecting {repository.url}: {name}"):
             found = repository.inspect(name, **which, **given)
-        emit(found, form, output)
+        emit(found, to)
 
 
 def _number(text: str) -> int | str:

@@ -14,12 +14,12 @@ from icechunk_arrow.repository import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
-    from pathlib import Path
 
     from rich.text import Text
     from rich.tree import Tree
 
-    from icechunk_arrow.cli.options import Format
+    from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 __all__ = ["ls", "tree"]
 
@@ -31,9 +31,8 @@ def ls(
     *,
     path: str,
     recursive: bool,
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """List the arrays and groups in a group, or one array."""
@@ -48,7 +47,7 @@ def ls(
         found = [(p, row) for row, p in enumerate(paths) if p.startswith(below) and p != top]
     else:
         found = [(paths[row], row) for row, parent in enumerate(parents) if parent == top]
-    emit(pick(nodes.select(_LISTED), found), form, output)
+    emit(pick(nodes.select(_LISTED), found), to)
 
 
 def _existing(paths: Container[str], path: str) -> str:
@@ -66,7 +65,7 @@ def tree(
     *,
     path: str,
     depth: int | None,
-    which: Mapping[str, Any],
+    which: Which,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Draw the groups and arrays."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-__all__ = ["Format", "pairs"]
+__all__ = ["Format", "RowsTo", "json_or_text", "pairs"]
 
 
 class Format(Enum):
@@ -21,6 +24,22 @@ class Format(Enum):
     CSV = "csv"
     PARQUET = "parquet"
     ARROW = "arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTo:
+    """How a command's rows are written, and where: to standard output where no file is named."""
+
+    form: Format
+    file: Path | None = None
+
+
+def json_or_text(text: str) -> Any:
+    """Read JSON; what is none is a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icechunk_arrow.cli.consoles import harmless, harmless_json, say, working
-from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.options import Format, RowsTo
 from icechunk_arrow.core.columns import from_values, to_values
 from icechunk_arrow.errors import IcechunkArrowError, InvalidInputError, StorageError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "Rows",
+    "BatchReader",
     "cell",
     "emit",
     "emit_text",
@@ -51,7 +51,7 @@ _WIDE = 1_000_000
 _BINARY = {Format.PARQUET, Format.ARROW}
 
 
-class Rows(Protocol):
+class BatchReader(Protocol):
     """Rows that come in batches; the end is ``StopIteration``."""
 
     schema: pa.Schema
@@ -89,19 +89,19 @@ def cell(value: Any) -> str:
     return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
-def emit(rows: pa.Table | Rows, form: Format, output: Path | None = None) -> None:
-    """Write rows to standard output or into a file."""
-    if output is None and form in _BINARY and sys.stdout.isatty():
+def emit(rows: pa.Table | BatchReader, to: RowsTo) -> None:
+    """Write rows where they are to go."""
+    if to.file is None and to.form in _BINARY and sys.stdout.isatty():
         raise InvalidInputError(
-            f"{form.value} is not for a terminal; name a file with --output, or pipe it on"
+            f"{to.form.value} is not for a terminal; name a file with --output, or pipe it on"
         )
     reader = rows.to_reader() if isinstance(rows, pa.Table) else rows
-    with opened(output) as sink:
+    with opened(to.file) as sink:
         try:
-            _WRITERS[form](reader, sink)
+            _WRITERS[to.form](reader, sink)
         except pa.ArrowNotImplementedError as error:
             raise InvalidInputError(
-                f"{form.value} cannot hold these rows ({error}); cast the column, or choose another format"
+                f"{to.form.value} cannot hold these rows ({error}); cast the column, or choose another format"
             ) from error
 
 
@@ -152,7 +152,7 @@ def rows_of(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*map(to_values, batch.columns), strict=True)
 
 
-def _batches(reader: Rows) -> Iterator[pa.RecordBatch]:
+def _batches(reader: BatchReader) -> Iterator[pa.RecordBatch]:
     """Give the batches; on a terminal it shows how many rows there were so far.
 
     A query that fails on the way raises an error of Arrow's, and no ``OSError`` as if the output were at fault.
@@ -171,11 +171,11 @@ def _batches(reader: Rows) -> Iterator[pa.RecordBatch]:
             tell(f"{count:,}")
 
 
-def _rows(reader: Rows) -> Iterator[tuple[Any, ...]]:
+def _rows(reader: BatchReader) -> Iterator[tuple[Any, ...]]:
     return (row for batch in _batches(reader) for row in rows_of(batch))
 
 
-def _write_json(reader: Rows, sink: BinaryIO) -> None:
+def _write_json(reader: BatchReader, sink: BinaryIO) -> None:
     names = reader.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -192,7 +192,7 @@ def _write_json(reader: Rows, sink: BinaryIO) -> None:
     sink.write(b"[]\n" if before == b"[\n" else b"\n]\n")
 
 
-def _write_csv(reader: Rows, sink: BinaryIO) -> None:
+def _write_csv(reader: BatchReader, sink: BinaryIO) -> None:
     text = io.TextIOWrapper(sink, encoding="utf-8", newline="", write_through=False)
     shown = harmless if sink.isatty() else str
     try:
@@ -204,19 +204,19 @@ def _write_csv(reader: Rows, sink: BinaryIO) -> None:
         text.detach()
 
 
-def _write_parquet(reader: Rows, sink: BinaryIO) -> None:
+def _write_parquet(reader: BatchReader, sink: BinaryIO) -> None:
     with pq.ParquetWriter(sink, reader.schema) as writer:
         for batch in _batches(reader):
             writer.write_batch(batch)
 
 
-def _write_arrow(reader: Rows, sink: BinaryIO) -> None:
+def _write_arrow(reader: BatchReader, sink: BinaryIO) -> None:
     with pa.ipc.new_stream(sink, reader.schema) as writer:
         for batch in _batches(reader):
             writer.write_batch(batch)
 
 
-def _write_table(reader: Rows, sink: BinaryIO) -> None:
+def _write_table(reader: BatchReader, sink: BinaryIO) -> None:
     found = _rows(reader)
     rows = list(islice(found, _MOST_ROWS))
     more = next(found, None) is not None

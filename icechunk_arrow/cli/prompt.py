@@ -15,7 +15,7 @@ from icechunk_arrow.errors import IcechunkArrowError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_arrow.cli.options import Format
+    from icechunk_arrow.cli.options import RowsTo
 
 __all__ = ["Answers", "converse"]
 
@@ -31,14 +31,14 @@ _HELP = """A statement ends with a semicolon. Besides SQL there are:
 
 
 class Answers(Protocol):
-    """What a prompt needs of whoever answers."""
+    """What a prompt needs of what answers."""
 
     snapshot: str
 
-    def answer(self, text: str, form: Format) -> None:
+    def answer(self, text: str, to: RowsTo) -> None:
         """Run statements, and write the rows of the last one."""
 
-    def inspect(self, name: str, parameters: Mapping[str, str], form: Format) -> None:
+    def inspect(self, name: str, parameters: Mapping[str, str], to: RowsTo) -> None:
         """Run an inspection, and write its rows."""
 
     def refresh(self) -> None:
@@ -48,7 +48,7 @@ class Answers(Protocol):
         """Give what may be completed."""
 
 
-def converse(desk: Answers, form: Format) -> None:
+def converse(desk: Answers, to: RowsTo) -> None:
     """Read statements from the terminal until its end, and answer each."""
     _complete(desk.names())
     say("SQL for DuckDB; .help says what else there is.")
@@ -75,9 +75,9 @@ def converse(desk: Answers, form: Format) -> None:
         lines = []
         try:
             if dotted:
-                _obey(desk, statement.strip(), form)
+                _obey(desk, statement.strip(), to)
             else:
-                desk.answer(statement, form)
+                desk.answer(statement, to)
         except IcechunkArrowError as error:
             say(str(error))
         except BadParameter as error:
@@ -86,7 +86,7 @@ def converse(desk: Answers, form: Format) -> None:
             say("interrupted")
 
 
-def _obey(desk: Answers, command: str, form: Format) -> None:
+def _obey(desk: Answers, command: str, to: RowsTo) -> None:
     try:
         words = shlex.split(command)
     except ValueError:
@@ -94,11 +94,11 @@ def _obey(desk: Answers, command: str, form: Format) -> None:
         return
     match words:
         case [".tables"]:
-            desk.answer(_TABLES, form)
+            desk.answer(_TABLES, to)
         case [".inspect"]:
-            emit_inspections(form)
+            emit_inspections(to)
         case [".inspect", name, *parameters]:
-            desk.inspect(name, pairs(parameters, "--param"), form)
+            desk.inspect(name, pairs(parameters, "--param"), to)
         case [".refresh"]:
             desk.refresh()
             say(f"the tables show the snapshot {desk.snapshot}")

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from icechunk_arrow.cli.options import Format
+    from icechunk_arrow.cli.options import RowsTo
+    from icechunk_arrow.tables.selection import Which
 
 
 __all__ = ["InterruptibleRows", "interruptible", "sql", "sql_script"]
@@ -77,14 +78,13 @@ def sql(
     *,
     query: str | None,
     parameters: Mapping[str, str],
-    which: Mapping[str, Any],
-    form: Format,
-    output: Path | None,
+    which: Which,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Ask the repository's tables a question, or open a prompt."""
     interactive = query is None and sys.stdin.isatty()
-    if interactive and (output is not None or not sys.stdout.isatty()):
+    if interactive and (to.file is not None or not sys.stdout.isatty()):
         raise click.BadParameter("a prompt needs a terminal for its answers; give a QUERY")
     named = None if query is None else _ONE_WORD.fullmatch(query)
     if parameters and not named:
@@ -92,14 +92,14 @@ def sql(
     if named:
         _check_name(named[1])
         repository = Repository.open(url, storage_options)
-        emit_inspection(repository, named[1], parameters, which, form, output)
+        emit_inspection(repository, named[1], parameters, which, to)
         return
     text = sys.stdin.read() if query == "-" or (query is None and not interactive) else query
     with _attached(url, storage_options, which) as desk:
         if text is not None:
-            desk.answer(text, form, output)
+            desk.answer(text, to)
         else:
-            converse(desk, form)
+            converse(desk, to)
 
 
 def _check_name(word: str) -> None:
@@ -119,22 +119,22 @@ class Desk:
     snapshot: str
     """Whose tables these are; an inspection at the prompt is about the same one."""
 
-    def answer(self, text: str, form: Format, output: Path | None = None) -> None:
+    def answer(self, text: str, to: RowsTo) -> None:
         """Run statements, and write the rows of the last one."""
         with query_failures("the query"):
             with working("running the query"):
                 reader = interruptible(self.con, lambda: self._run(text))
             if reader is not None and reader.schema.names != ["Success"]:
-                emit(InterruptibleRows(self.con, reader), form, output)
+                emit(InterruptibleRows(self.con, reader), to)
 
     def _run(self, text: str) -> pa.RecordBatchReader | None:
         found = self.con.sql(text)
         return None if found is None else found.to_arrow_reader(_BATCH_ROWS)
 
-    def inspect(self, name: str, parameters: Mapping[str, str], form: Format) -> None:
+    def inspect(self, name: str, parameters: Mapping[str, str], to: RowsTo) -> None:
         """Run an inspection of the snapshot, and write its rows."""
-        which = {"snapshot_id": self.snapshot}
-        emit_inspection(self.repository, name, parameters, which, form, None)
+        which: Which = {"snapshot_id": self.snapshot}
+        emit_inspection(self.repository, name, parameters, which, to)
 
     def refresh(self) -> None:
         """Go on with the snapshot that the branch names now."""
@@ -149,9 +149,7 @@ class Desk:
 
 
 @contextmanager
-def _attached(
-    url: str, storage_options: Mapping[str, Any] | None, which: Mapping[str, Any]
-) -> Iterator[Desk]:
+def _attached(url: str, storage_options: Mapping[str, Any] | None, which: Which) -> Iterator[Desk]:
     with query_failures(f"attaching {url}"):
         import duckdb  # noqa: PLC0415  (an extra)
 
@@ -171,7 +169,7 @@ def sql_script(
     *,
     name: str,
     since: str | None,
-    which: Mapping[str, Any],
+    which: Which,
     output: Path | None,
     storage_options: Mapping[str, Any] | None,
 ) -> None:

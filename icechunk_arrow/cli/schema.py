@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.options import Format, RowsTo
 from icechunk_arrow.cli.output import emit, emit_text, text_table
 from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.engine.published import published
 from icechunk_arrow.errors import InvalidInputError, NotFoundError
 from icechunk_arrow.tables.schemas import TABLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["schema", "schema_rows"]
 
@@ -30,29 +27,29 @@ _FILE_COLUMNS = pa.schema(
 )
 
 
-def schema(name: str | None, *, form: Format, output: Path | None) -> None:
+def schema(name: str | None, *, to: RowsTo) -> None:
     """Say which columns a table or a kind of file has, or which there are."""
     files = published()
     if name is None:
         rows = [{"name": each, "what": "table"} for each in TABLES]
         rows += [{"name": each, "what": _title(text)} for each, text in files.items()]
-        emit(text_table(rows), form, output)
+        emit(text_table(rows), to)
     elif name in TABLES:
-        emit(schema_rows(TABLES[name]), form, output)
+        emit(schema_rows(TABLES[name]), to)
     elif name not in files:
         raise NotFoundError(
             f"there is no table or kind of file {name!r}; `icechunk-arrow schema` lists all"
         )
-    elif form is Format.JSON or "columns" not in json.loads(files[name]):
-        if form not in {Format.JSON, Format.TABLE}:
+    elif to.form is Format.JSON or "columns" not in json.loads(files[name]):
+        if to.form not in {Format.JSON, Format.TABLE}:
             raise InvalidInputError(f"{name} is a JSON Schema; it is given with --format json")
-        emit_text(files[name], output)
+        emit_text(files[name], to.file)
     else:
-        rows = [_described(each) for each in json.loads(files[name])["columns"]]
+        rows = [_file_column(each) for each in json.loads(files[name])["columns"]]
         columns = [
             from_values([row[field.name] for row in rows], field.type) for field in _FILE_COLUMNS
         ]
-        emit(pa.Table.from_arrays(columns, schema=_FILE_COLUMNS), form, output)
+        emit(pa.Table.from_arrays(columns, schema=_FILE_COLUMNS), to)
 
 
 def _title(text: str) -> str:
@@ -63,7 +60,7 @@ def _title(text: str) -> str:
     return f"JSON: {found['title']}"
 
 
-def _described(column: dict[str, Any]) -> dict[str, Any]:
+def _file_column(column: dict[str, Any]) -> dict[str, Any]:
     nested = ", ".join(each["name"] for each in column.get("children", []))
     return {
         "column": column["name"],
@@ -74,7 +71,7 @@ def _described(column: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def schema_rows(described: pa.Schema) -> pa.Table:
+def schema_rows(columns: pa.Schema) -> pa.Table:
     """Make a table of a schema: a row for each column."""
     rows = [
         {
@@ -82,6 +79,6 @@ def schema_rows(described: pa.Schema) -> pa.Table:
             "type": str(field.type),
             "description": (field.metadata or {}).get(b"description", b"").decode(),
         }
-        for field in described
+        for field in columns
     ]
     return text_table(rows)

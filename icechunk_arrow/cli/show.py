@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from icechunk_arrow.cli.consoles import working
-from icechunk_arrow.cli.options import Format
+from icechunk_arrow.cli.options import Format, RowsTo, json_or_text
 from icechunk_arrow.cli.output import (
     cell,
     emit,
@@ -60,15 +60,14 @@ def show(
     file: str,
     *,
     rows: int,
-    form: Format,
-    output: Path | None,
+    to: RowsTo,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Say what a file is, what it says of itself, which columns it has, and its first rows."""
     root, key, parsed = _split(file)
     with working(f"reading {file}"):
         shown = _read(open_storage(root, storage_options), key, parsed, rows)
-    if form is Format.JSON:
+    if to.form is Format.JSON:
         found = {
             "identification": shown.identification,
             "facts": shown.facts,
@@ -80,13 +79,13 @@ def show(
                 for row in rows_of(shown.rows)
             ],
         }
-        emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", output)
-    elif form is Format.TABLE:
-        _print(shown, output)
+        emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", to.file)
+    elif to.form is Format.TABLE:
+        _print(shown, to.file)
     elif shown.rows is None:
         raise InvalidInputError(f"{file} has no rows; choose --format table or json")
     else:
-        emit(shown.rows, form, output)
+        emit(shown.rows, to)
 
 
 def _split(file: str) -> tuple[str, str, ParsedKey]:
@@ -171,12 +170,7 @@ def _read_parquet(
 
 def _fact(text: str) -> Any:
     """Read a fact that is JSON; others are texts."""
-    if not text.startswith(("{", "[")):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return json_or_text(text) if text.startswith(("{", "[")) else text
 
 
 def _short(value: Any) -> str:
@@ -184,7 +178,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_FACT else text[:_LONGEST_FACT] + " …"
 
 
-def _print(shown: _Shown, output: Any) -> None:
+def _print(shown: _Shown, file: Path | None) -> None:
     """Write everything for people, one part after the other."""
     facts = pa.schema([("name", pa.string()), ("value", pa.string())])
     columns = pa.schema([("column", pa.string()), ("type", pa.string()), ("nullable", pa.bool_())])
@@ -196,9 +190,9 @@ def _print(shown: _Shown, output: Any) -> None:
     if shown.rows is not None:
         parts["Rows"] = (shown.rows.schema, list(rows_of(shown.rows)))
     sys.stdout.flush()
-    with opened(output) as sink:
-        for title, (described, found) in parts.items():
+    with opened(file) as sink:
+        for title, (schema, found) in parts.items():
             if found:
                 print_on(sink, f"[bold]{title}[/bold]")
-                print_on(sink, rich_table(described, found))
+                print_on(sink, rich_table(schema, found))
                 print_on(sink, "")

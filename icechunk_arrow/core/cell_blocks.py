@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,13 @@ from icechunk_arrow.core.splits import box_of
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     Addresses = npt.NDArray[np.unsignedinteger[Any]]
     Mask = npt.NDArray[np.bool_]
     Values = npt.NDArray[Any]
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
     Places = npt.NDArray[np.int64]
 
 __all__ = [
@@ -230,6 +228,15 @@ def new_block(count: int, dtype: np.dtype[Any], policy: str, missing: Any) -> Ce
     return kinds[policy](values=values, dtype=dtype, missing=missing)
 
 
+class _Added(NamedTuple):
+    """What :meth:`CellBlock.add` is given."""
+
+    addresses: Addresses
+    values: Values
+    valid: Mask | None
+    order: Values | None
+
+
 @dataclass(slots=True)
 class CellBlock:
     """Some cells of one array."""
@@ -260,6 +267,9 @@ class CellBlock:
         order
             By what some row is later than another, before their order here counts.
         """
+        self._add(_Added(addresses, values, valid, order))
+
+    def _add(self, rows: _Added) -> None:
         raise NotImplementedError
 
     def finish(self) -> Values:
@@ -272,11 +282,11 @@ class CellBlock:
         """
         raise NotImplementedError
 
-    def _filled(self, values: Values, valid: Mask | None) -> Values:
-        if valid is None:
-            return values
-        filled = values.copy()
-        filled[~valid] = self.missing
+    def _filled(self, rows: _Added) -> Values:
+        if rows.valid is None:
+            return rows.values
+        filled = rows.values.copy()
+        filled[~rows.valid] = self.missing
         return filled
 
 
@@ -287,20 +297,14 @@ class _Single(CellBlock):
     added: list[Addresses] = field(default_factory=list)
     row_count: int = 0
 
-    def add(
-        self,
-        addresses: Addresses,
-        values: Values,
-        valid: Mask | None = None,
-        order: Values | None = None,  # noqa: ARG002
-    ) -> None:
-        self.values[addresses] = self._filled(values, valid)
-        self.written[addresses] = True
-        self.row_count += len(addresses)
-        self.added.append(addresses)
+    def _add(self, rows: _Added) -> None:
+        self.values[rows.addresses] = self._filled(rows)
+        self.written[rows.addresses] = True
+        self.row_count += len(rows.addresses)
+        self.added.append(rows.addresses)
         if self.row_count > len(
             self.values
-        ):  # so what is kept for the message is no more than the cells
+        ):  # what is kept for the message is no more than the cells
             self._refuse()
 
     def finish(self) -> Values:
@@ -328,22 +332,16 @@ class _Latest(CellBlock):
         super(_Latest, self).__post_init__()
         self.latest = np.full(len(self.values), -1, np.int64)
 
-    def add(
-        self,
-        addresses: Addresses,
-        values: Values,
-        valid: Mask | None = None,
-        order: Values | None = None,
-    ) -> None:
-        values = self._filled(values, valid)
+    def _add(self, rows: _Added) -> None:
+        addresses, values, order = rows.addresses, self._filled(rows), rows.order
         if order is not None:
             if self.order is None:
                 self.order = np.zeros(len(self.values), order.dtype)
-            rows = np.argsort(order, kind="stable")
-            rows = rows[
-                ~self.written[addresses[rows]] | (order[rows] >= self.order[addresses[rows]])
+            later = np.argsort(order, kind="stable")
+            later = later[
+                ~self.written[addresses[later]] | (order[later] >= self.order[addresses[later]])
             ]
-            addresses, values, order = addresses[rows], values[rows], order[rows]
+            addresses, values, order = addresses[later], values[later], order[later]
         numbers = np.arange(self.row_count, self.row_count + len(addresses))
         self.row_count += len(addresses)
         # an assignment to one place several times would leave any of them
@@ -374,16 +372,11 @@ class _Total(CellBlock):
         self.counts = np.zeros(len(self.values), np.uint32)
         self.infinite = np.zeros(len(self.values), np.bool_)
 
-    def add(
-        self,
-        addresses: Addresses,
-        values: Values,
-        valid: Mask | None = None,
-        order: Values | None = None,  # noqa: ARG002
-    ) -> None:
+    def _add(self, rows: _Added) -> None:
+        addresses, values = rows.addresses, rows.values
         self.written[addresses] = True
-        if valid is not None:
-            addresses, values = addresses[valid], values[valid]
+        if rows.valid is not None:
+            addresses, values = addresses[rows.valid], values[rows.valid]
         with np.errstate(over="ignore", invalid="ignore"):
             np.add.at(self.values, addresses, values)
         np.add.at(self.counts, addresses, np.uint32(1))

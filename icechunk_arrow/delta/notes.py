@@ -73,7 +73,7 @@ class Commit:
 
     @property
     def may_change_rows(self) -> bool:
-        """Whether somebody else may have written rows."""
+        """Whether another writer may have written rows."""
         return self.note is None and self.operation not in _HARMLESS
 
 
@@ -105,11 +105,11 @@ def placed(note: Note, version: int) -> Shown:
 def shown_after(commits: Sequence[Commit]) -> dict[str, Shown]:
     """Tell what a table shows after the oldest to newest of some commits that follow one another.
 
-    What is not known for certain is left out: where somebody else may have written rows meanwhile, or where the
+    What is not known for certain is left out: where another writer may have written rows meanwhile, or where the
     commits at hand do not reach back far enough.
     """
     shown: dict[str, Shown] = {}
-    published: dict[str, int] = {}  # in which version last
+    written: dict[str, int] = {}  # in which version last
     # a note is worth nothing if rows may have changed between what it was worked out from and itself
     unsure = commits[0].version - 1 if commits else -1
     for commit in commits:
@@ -123,10 +123,10 @@ def shown_after(commits: Sequence[Commit]) -> dict[str, Shown]:
             shown.pop(note.repository, None)
         else:
             for name, each in note.others.items():
-                if published.get(name, -1) <= note.seen:
+                if written.get(name, -1) <= note.seen:
                     shown.setdefault(name, each)
             shown[note.repository] = placed(note, commit.version)
-        published[note.repository] = commit.version
+        written[note.repository] = commit.version
     return shown
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -27,18 +27,17 @@ from icechunk_arrow.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_arrow.spark.quoting import identifier, text
-from icechunk_arrow.spark.views.session import check_place, naming_gone_files, reading_chunks
+from icechunk_arrow.spark.views.attaching import check_place, naming_gone_files, reading_chunks
 from icechunk_arrow.spark.writing.tasks import job_description
-from icechunk_arrow.tables.attaching import members_of
+from icechunk_arrow.tables.attaching import contexts_of
 from icechunk_arrow.tables.node_changes import own_manifests
 from icechunk_arrow.tables.queries import root_uri
 from icechunk_arrow.tables.schemas import REPOSITORY, TABLES, with_repository
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
-    from datetime import datetime
 
     from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.delta.notes import Commit, Shown
@@ -138,11 +137,8 @@ def publish(
     repository: Place | Mapping[str, Place],
     table: str | os.PathLike[str],
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> dict[str, Publication]:
     """Bring a Delta table up to date, so that it shows the chunks of a snapshot.
 
@@ -177,14 +173,14 @@ def publish(
     InvalidInputError
         The table is there and is something else, or the session has no Delta Lake.
     """
-    members = members_of(repository, storage_options)
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    for context in members.contexts.values():
+    contexts, _ = contexts_of(repository, storage_options)
+    selection = Selection(**which)
+    for context in contexts.values():
         check_place(context.storage.url)
     target = delta_table(spark, table)
     return {
         name: _publish_one(spark, target, name, context, selection)
-        for name, context in members.contexts.items()
+        for name, context in contexts.items()
     }
 
 
@@ -297,7 +293,7 @@ def _publish_one(
                 manifests_added=len(change.new),
                 manifests_removed=len(change.gone),
             )
-        # the number was used by somebody else, and Delta passed over the write
+        # the number was used by another writer, and Delta passed over the write
     raise ConflictError(
         f"others changed the table {table.label} {_TRIES} times while {name} was being published; try again"
     ) from problem
@@ -318,7 +314,7 @@ def _note(
     name: str, snapshot_id: str, place: str, commits: list[Commit], shown: dict[str, Shown]
 ) -> Note:
     here = shown.get(name)
-    if here is None:  # all rows are replaced: the number only has to be one that nobody has used
+    if here is None:  # all rows are replaced: the number only has to be one that no writer has used
         known = notes.numbers_used(commits, name) or 0
         number = max(known + 1, int(now().timestamp() * 1_000_000))
     else:

@@ -49,7 +49,7 @@ class DeltaTable:
 
     spark: Any
     label: str
-    """What the person called it."""
+    """What the caller called it."""
     relation: str
     """What it is in SQL."""
     path: str | None
@@ -159,7 +159,7 @@ def delta_table(spark: Any, table: str | os.PathLike[str]) -> DeltaTable:
 
 
 def lost_race(error: BaseException) -> bool:
-    """Whether a write failed for no other reason than that somebody else was faster."""
+    """Whether a write failed for no other reason than that another writer was faster."""
     return _LOST.search(f"{type(error).__name__}: {error}") is not None
 
 

@@ -1,4 +1,4 @@
-"""Schemas in somebody's DuckDB connection whose views are the tables of one repository or several.
+"""Schemas in the caller's DuckDB connection whose views are the tables of one repository or several.
 
 Owns what stands in the connection and how it comes and goes: all of it in one transaction, so that others see the
 views of one state or of another. What the views say is in ``definitions``.
@@ -7,19 +7,18 @@ views of one state or of another. What the views say is in ``definitions``.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakValueDictionary
 
 from icechunk_arrow.duckdb.definitions import names_in, schema_statements
 from icechunk_arrow.duckdb.reading import CheckedSource, checked_files
 from icechunk_arrow.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from icechunk_arrow.tables.attaching import Attached, Attachment, attached_elsewhere
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 from icechunk_arrow.tables.sql import DUCKDB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from datetime import datetime
 
     from icechunk_arrow.storage.table_files import TableFiles
     from icechunk_arrow.tables.attaching import Place
@@ -37,8 +36,7 @@ class _Connected:
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
         self.files: dict[str, TableFiles] = {
-            label: checked_files(context.storage)
-            for label, context in attachment.members.contexts.items()
+            label: checked_files(context.storage) for label, context in attachment.contexts.items()
         }
         for each in self.files.values():
             each.keeper = self
@@ -54,11 +52,8 @@ def attach(
     repository: Place | Mapping[str, Place],
     name: str = "icechunk",
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> Attached:
     """Make a schema with the tables of a snapshot as views over its live files.
 
@@ -93,8 +88,7 @@ def attach(
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidInputError(f"{name!r} cannot name a schema; give some text")
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    attachment = Attachment.of(name, repository, storage_options, selection)
+    attachment = Attachment.of(name, repository, storage_options, Selection(**which))
     connected = _Connected(attachment)
     for files in connected.files.values():
         con.register_filesystem(files)
@@ -179,7 +173,7 @@ def _transaction(con: Any) -> Iterator[None]:
 def _define(con: Any, connected: _Connected, schema: str, *, create: bool) -> Attached:
     """Make or replace everything in a schema."""
     attachment, files = connected.attachment, connected.files
-    united = attachment.members.united
+    united = attachment.united
     sources, snapshots = {}, {}
     for number, (label, context, snapshot_id, _) in enumerate(attachment.resolved()):
         snapshots[label] = snapshot_id

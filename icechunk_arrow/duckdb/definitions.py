@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from icechunk_arrow.tables.manifests import inventory_table
-from icechunk_arrow.tables.nodes import grid_run_table
+from icechunk_arrow.tables.nodes import grid_run_table, inventory_table
 from icechunk_arrow.tables.queries import Source, chunk_relations, chunk_tables
 from icechunk_arrow.tables.scans import plan_scans, plan_scans_by_array
 from icechunk_arrow.tables.schemas import CHUNK_TABLES, GRID_RUNS, METADATA_TABLES

@@ -7,8 +7,6 @@ row groups, each of which the seal has a checksum for, and a file's end is check
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -27,12 +25,12 @@ from icechunk_arrow.duckdb.definitions import (
     names_in,
     schema_statements,
 )
+from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
-from icechunk_arrow.storage.forked_children import renew_in_forks
 from icechunk_arrow.storage.table_files import FileGroup, TableFiles
 from icechunk_arrow.tables.metadata import metadata_table
 from icechunk_arrow.tables.queries import change_query, root_uri
@@ -64,7 +62,7 @@ _TAIL_BYTES = 1 << 16
 _FAR_TAIL_BYTES = 1 << 18
 """What is fetched of a file's end at first: the footer; where requests are slow all of 65,536 chunks."""
 _READ_AHEAD_BYTES = 1 << 20
-"""From a fast place so much is read at once where somebody reads on: each read has a price of its own."""
+"""From a fast place so much is read at once where a query reads on: each read has a price of its own."""
 _CACHE_BYTES = 1 << 26
 _BEGIN = b"PAR1"
 _SCHEMA = "main"
@@ -95,16 +93,8 @@ class SealedFiles:
     def __init__(self, storage: Storage, cache_bytes: int = _CACHE_BYTES) -> None:
         self._storage = storage
         self._fast = storage.capabilities.fast
-        self._most = cache_bytes
-        self._held: OrderedDict[tuple[str, int], tuple[_Opened | bytes, int]] = OrderedDict()
-        self._held_bytes = 0
-        self._lock = threading.Lock()
-        renew_in_forks(self)
-
-    def renew_after_fork(self) -> None:
-        """Make the lock anew, and count again what a vanished thread may have half done."""
-        self._lock = threading.Lock()
-        self._held_bytes = sum(size_bytes for _, size_bytes in self._held.values())
+        self._cache = ByteCache(cache_bytes)
+        """Row groups by key and number, and what is known of a file by its key."""
 
     def read(self, key: str, size_bytes: int, start: int, length: int) -> bytes:
         """Give a range of a file that has so many bytes; what no checksum covers is given as zeros."""
@@ -133,9 +123,10 @@ class SealedFiles:
 
     def _open(self, key: str, size_bytes: int) -> _Opened:
         """Check the end of a file, once; row groups that come along are kept."""
-        held = self._find((key, -1))
-        if isinstance(held, _Opened):
-            return held
+        opened: _Opened = self._cache.get(key, lambda: self._read_end(key, size_bytes))
+        return opened
+
+    def _read_end(self, key: str, size_bytes: int) -> tuple[_Opened, int]:
         tail = self._tail(key, size_bytes, _TAIL_BYTES if self._fast else _FAR_TAIL_BYTES)
         needs = envelope.seal_needs(tail, size_bytes, key)
         for _ in range(2):  # the length of the footer, then the number of row groups
@@ -150,12 +141,11 @@ class SealedFiles:
             crcs=sealed.row_group_crcs.copy(),
             end=tail[len(tail) - needs :],
         )
-        self._keep((key, -1), opened, opened.size_bytes)
         whole = int(np.searchsorted(opened.bounds, size_bytes - len(tail)))
         if whole < len(opened.crcs):
             at = int(opened.bounds[whole]) - (size_bytes - len(tail))
             self._checked(key, opened, range(whole, len(opened.crcs)), tail[at:])
-        return opened
+        return opened, opened.size_bytes
 
     def _tail(self, key: str, size_bytes: int, length: int) -> bytes:
         wanted = min(length, size_bytes)
@@ -166,8 +156,8 @@ class SealedFiles:
 
     def _groups(self, key: str, opened: _Opened, groups: range) -> list[bytes]:
         """Give row groups, checked: those that are not held with one read."""
-        found = ((group, self._find((key, group))) for group in groups)
-        held = {group: data for group, data in found if isinstance(data, bytes)}
+        found = ((group, self._cache.find((key, group))) for group in groups)
+        held: dict[int, bytes] = {group: data for group, data in found if data is not None}
         missing = [group for group in groups if group not in held]
         if missing:
             first, last = missing[0], missing[-1]
@@ -197,26 +187,12 @@ class SealedFiles:
                     f"Restore the file from a copy, or attach an earlier snapshot.",
                     key=key,
                 )
-            found[group] = bytes(part)
-            self._keep((key, group), found[group], len(part) + 200)
+            found[group] = self._keep((key, group), bytes(part))
         return found
 
-    def _find(self, name: tuple[str, int]) -> _Opened | bytes | None:
-        with self._lock:
-            held = self._held.get(name)
-            if held is None:
-                return None
-            self._held.move_to_end(name)
-            return held[0]
-
-    def _keep(self, name: tuple[str, int], value: _Opened | bytes, size_bytes: int) -> None:
-        with self._lock:
-            if name in self._held:
-                return
-            self._held[name] = value, size_bytes
-            self._held_bytes += size_bytes
-            while self._held_bytes > self._most:
-                self._held_bytes -= self._held.popitem(last=False)[1][1]
+    def _keep(self, name: tuple[str, int], data: bytes) -> bytes:
+        self._cache.get(name, lambda: (data, len(data) + 200))
+        return data
 
 
 def _cut(key: str) -> CorruptFileError:
@@ -301,7 +277,7 @@ class CheckedSource(SnapshotSource):
         if name in self._tables:
             return self._tables[name]
         if describing:
-            return _described(name)
+            return _without_rows(name)
         kind, _, between = name.partition("/")
         if kind != _CHANGES:
             return _parquet(metadata_table(self._context, name, self.snapshot.id))
@@ -322,7 +298,7 @@ def _listed(schema: pa.Schema) -> str:
 
 
 @cache
-def _described(name: str) -> bytes:
+def _without_rows(name: str) -> bytes:
     if name.startswith(_MANIFESTS):
         return _parquet(empty_table(_EVERY_COLUMN))
     return _parquet(empty_table(CHANGES if name.startswith(_CHANGES) else METADATA_TABLES[name]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from icechunk_arrow.duckdb.definitions import SnapshotSource, names_in, schema_statements
 from icechunk_arrow.errors import InvalidInputError
@@ -18,7 +18,7 @@ from icechunk_arrow.tables.attaching import Attachment
 from icechunk_arrow.tables.metadata import metadata_table
 from icechunk_arrow.tables.queries import change_query, root_uri
 from icechunk_arrow.tables.schemas import METADATA_TABLES
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 from icechunk_arrow.tables.sql import DUCKDB, fill, statement
 
 if TYPE_CHECKING:
@@ -42,12 +42,9 @@ def sql_script(
     repository: str | os.PathLike[str] | Repository,
     name: str = "icechunk",
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     since: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> str:
     """Write SQL that makes a schema with the tables of a snapshot, for DuckDB alone.
 
@@ -74,11 +71,10 @@ def sql_script(
             f"{name!r} cannot name a schema in a script, which is read line by line; choose a name that "
             f"can be printed"
         )
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    attachment = Attachment.of(name, repository, storage_options, selection, since)
-    if attachment.members.united:
+    attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
+    if attachment.united:
         raise InvalidInputError("a script is about one repository; write one for each")
-    [context] = attachment.members.contexts.values()
+    [context] = attachment.contexts.values()
     if context.storage.url.startswith("memory:"):
         raise InvalidInputError(
             f"{context.storage.url} is in the memory of this process, where no script can read it"

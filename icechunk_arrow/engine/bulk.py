@@ -34,7 +34,7 @@ from icechunk_arrow.core.packing import PlainShape, choose_set
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.core.splits import axis_of, cuts
 from icechunk_arrow.engine.segments import Bulk
-from icechunk_arrow.engine.sorting import GridOrder, Rows, Spill, concat, in_order, merge
+from icechunk_arrow.engine.sorting import GridOrder, KeyedRows, Spill, concat, in_order, merge
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ class _Cutter(Struct, kw_only=True, eq=False):
     blank: _Blank
     written: list[tuple[str, int]] = field(default_factory=list)
     """Manifests, and the last box of each."""
-    parts: list[Rows] = field(default_factory=list)
+    parts: list[KeyedRows] = field(default_factory=list)
     rows: int = 0
     _boxes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: KeyedRows) -> None:
         """Take more rows, and write what is complete."""
         self.parts.append(rows)
         self._boxes.append(self.order.boxes(rows.keys))
@@ -203,7 +203,7 @@ class _Cutter(Struct, kw_only=True, eq=False):
         self._boxes = [boxes[start:].copy()]
         self.rows -= start
 
-    def _between(self, start: int, stop: int) -> list[Rows]:
+    def _between(self, start: int, stop: int) -> list[KeyedRows]:
         found = []
         for part in self.parts:
             low, high = max(start, 0), min(stop, len(part))
@@ -221,7 +221,7 @@ class _Cutter(Struct, kw_only=True, eq=False):
         """Bring rows of the array from the order in which they are gathered into that of coordinates."""
         return table if self.order.by_coordinate else sort_rows(table)
 
-    def release(self) -> list[Rows]:
+    def release(self) -> list[KeyedRows]:
         """Give back what is not written."""
         parts, self.parts, self._boxes, self.rows = self.parts, [], [], 0
         return parts
@@ -233,7 +233,9 @@ class _Cutter(Struct, kw_only=True, eq=False):
         return names
 
 
-def _chunks_of(parts: Sequence[Rows], array_ids: npt.NDArray[np.uint32], blank: _Blank) -> pa.Table:
+def _chunks_of(
+    parts: Sequence[KeyedRows], array_ids: npt.NDArray[np.uint32], blank: _Blank
+) -> pa.Table:
     """Put rows into a table as a manifest has them."""
     count = len(array_ids)
     columns: dict[str, Any] = {
@@ -278,7 +280,7 @@ class _Array(Struct, kw_only=True, eq=False):
     superseded: list[str] = field(default_factory=list)
     """Manifests whose rows stand in others now."""
     _last: npt.NDArray[Any] | None = None
-    _loose: list[Rows] = field(default_factory=list)
+    _loose: list[KeyedRows] = field(default_factory=list)
     _runs: list[tuple[npt.NDArray[Any], list[tuple[int, int]]]] = field(default_factory=list)
     """The first key of each, and where its batches are."""
     _names: tuple[str, ...] = ()
@@ -290,7 +292,7 @@ class _Array(Struct, kw_only=True, eq=False):
         """How many rows are in memory."""
         return self.cutter.rows + sum(map(len, self._loose))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: KeyedRows) -> None:
         """Take more rows, in any order."""
         self._is_slice = True
         self._names = tuple(rows.columns.schema.names)
@@ -315,7 +317,7 @@ class _Array(Struct, kw_only=True, eq=False):
         self.streams = False
         self._loose = self.cutter.release()
 
-    def _note_repeated(self, rows: Rows, place: int) -> None:
+    def _note_repeated(self, rows: KeyedRows, place: int) -> None:
         number = int(rows.numbers[place])
         if self._repeated is None or number < self._repeated[0]:
             self._repeated = number, bytes_at(rows.columns.column("coord"), place)
@@ -329,7 +331,7 @@ class _Array(Struct, kw_only=True, eq=False):
                 row=number,
             )
 
-    def _once(self, rows: Rows) -> Rows:
+    def _once(self, rows: KeyedRows) -> KeyedRows:
         """Keep one row of each key, of rows in order."""
         same = rows.keys[1:] == rows.keys[:-1]
         if not same.any():
@@ -340,7 +342,7 @@ class _Array(Struct, kw_only=True, eq=False):
         self._note_repeated(rows, int(places[rows.numbers[places].argmin()]))
         return rows.take(np.flatnonzero(np.append(True, ~same)))
 
-    def _sorted_loose(self) -> Rows:
+    def _sorted_loose(self) -> KeyedRows:
         rows = concat(self._loose)
         self._loose = []
         return self._once(in_order(rows))
@@ -382,14 +384,14 @@ class _Array(Struct, kw_only=True, eq=False):
             self._refuse_repeated()
         self.cutter.close()
 
-    def _recalled(self) -> Iterator[Rows]:
+    def _recalled(self) -> Iterator[KeyedRows]:
         """Read the rows of manifests again that later rows belong between: older than all those."""
         order = self.cutter.order
         for name in self.superseded:
             table = self.cutter.writer.recall(name)
             columns = columns_of(table, self._names)
             index = coords.decode(one_array(table["coord"]), len(order.counts))
-            rows = Rows(
+            rows = KeyedRows(
                 columns=pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)),
                 keys=order.keys(index),
                 numbers=np.full(len(index), -1, np.int64),
@@ -461,7 +463,7 @@ class BulkReferences:
         if array is None:
             array = self._arrays[view.node.id] = self._array(path, view)
         keys = array.cutter.order.keys(index)
-        array.add(Rows(columns=columns, keys=keys, numbers=numbers))
+        array.add(KeyedRows(columns=columns, keys=keys, numbers=numbers))
         self._newest = array
 
     def add_manifests(

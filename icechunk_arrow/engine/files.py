@@ -17,7 +17,7 @@ import pyarrow as pa
 from icechunk_arrow.core.chunks import STATISTICS
 from icechunk_arrow.core.columns import to_numpy
 from icechunk_arrow.engine.cache import Windows
-from icechunk_arrow.engine.manifest_file import ManifestFile, Rows, rows_not_of, wrong_file
+from icechunk_arrow.engine.manifest_file import ManifestFile, RowGroup, rows_not_of, wrong_file
 from icechunk_arrow.engine.sequences import FileSequence
 from icechunk_arrow.errors import (
     CorruptFileError,
@@ -96,7 +96,7 @@ class Files:
         self.decode_limit_bytes = decode_limit_bytes
         self._windows = Windows(storage)
         self._tail_bytes = TAIL_BYTES if storage.capabilities.fast else SLOW_TAIL_BYTES
-        self._recent: tuple[str, int, int, Rows | None] = ("", 0, 0, None)
+        self._recent: tuple[str, int, int, RowGroup | None] = ("", 0, 0, None)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Read a range of a chunk file, fewer bytes where it ends; of nothing nobody is asked."""
@@ -266,19 +266,19 @@ class Files:
     def _open_manifest(self, identifier: str, tail_bytes: int) -> ManifestFile:
         return ManifestFile(*self._open(FileKind.MANIFEST, identifier, tail_bytes))
 
-    def read_rows(self, identifier: str, group: int) -> Rows:
+    def read_rows(self, identifier: str, group: int) -> RowGroup:
         """Read one row group of a manifest."""
 
-        def load() -> tuple[Rows, int]:
+        def load() -> tuple[RowGroup, int]:
             opened = self.open_manifest(identifier)
             data = bytes(self._group_bytes(opened, group, group))
-            rows = Rows(opened, group, data)
+            rows = RowGroup(opened, group, data)
             return rows, rows.size_bytes
 
-        rows: Rows = self.cache.get(("g", identifier, group), load)
+        rows: RowGroup = self.cache.get(("g", identifier, group), load)
         return rows
 
-    def rows_at(self, identifier: str, row: int) -> tuple[Rows, int]:
+    def rows_at(self, identifier: str, row: int) -> tuple[RowGroup, int]:
         """Read the row group that a row of a manifest stands in; give the row's number within it."""
         name, start, stop, recent = self._recent
         if recent is not None and name == identifier and start <= row < stop:

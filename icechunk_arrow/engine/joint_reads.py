@@ -28,7 +28,7 @@ __all__ = ["PATIENCE_SECONDS", "JointReads"]
 PATIENCE_SECONDS = 0.005
 """So long a chunk that is found waits for others that are still looked up."""
 
-Source = tuple[str, str | None, int | None]
+FileVersion = tuple[str, str | None, int | None]
 """A file, and the ETag or time that it must still have: only reads that agree in all are joined."""
 Answer = Future[bytes | memoryview | None]
 
@@ -92,7 +92,7 @@ class JointReads:
             tuple[Callable[[], Found | None], Callable[[int], tuple[int, int]], Answer]
         ] = []
         self._looking = 0
-        self._found: dict[Source, list[_Wanted]] = {}
+        self._found: dict[FileVersion, list[_Wanted]] = {}
 
     def ask(
         self, look: Callable[[], Found | None], bounds: Callable[[int], tuple[int, int]]

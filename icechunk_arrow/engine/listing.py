@@ -29,9 +29,9 @@ from icechunk_arrow.engine.segments import (
 from icechunk_arrow.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Iterator
 
+    import numpy as np
     import numpy.typing as npt
 
     from icechunk_arrow.engine.context import ArrayView

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.inventory import InventoryEntry
     from icechunk_arrow.formats.envelope import Sealed
 
-__all__ = ["ManifestFile", "Rows", "rows_not_of", "wrong_file"]
+__all__ = ["ManifestFile", "RowGroup", "rows_not_of", "wrong_file"]
 
 _COORD = CHUNK_SCHEMA.get_field_index("coord")
 _OPTIONAL = CHUNK_SCHEMA.names[CHUNK_SCHEMA.get_field_index("length") + 1 :]
@@ -88,7 +88,7 @@ class ManifestFile:
             return known
 
 
-class Rows:
+class RowGroup:
     """One row group: searched by coordinate, read row by row.
 
     Every lookup of a chunk ends here, so the columns are kept as what Python reads single values from fastest.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["GridOrder", "Rows", "Spill", "concat", "in_order", "is_rising", "merge"]
+__all__ = ["GridOrder", "KeyedRows", "Spill", "concat", "in_order", "is_rising", "merge"]
 
 _WORD = 1 << 64
 _KEY, _NUMBER = "key", "number"
 
 
-class Rows(Struct, frozen=True, kw_only=True, eq=False):
+class KeyedRows(Struct, frozen=True, kw_only=True, eq=False):
     """Rows of one array."""
 
     columns: pa.RecordBatch
@@ -41,34 +41,34 @@ class Rows(Struct, frozen=True, kw_only=True, eq=False):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def slice(self, start: int, stop: int) -> Rows:
+    def slice(self, start: int, stop: int) -> KeyedRows:
         """Give some neighbouring rows, without copying."""
-        return Rows(
+        return KeyedRows(
             columns=self.columns.slice(start, stop - start),
             keys=self.keys[start:stop],
             numbers=self.numbers[start:stop],
         )
 
-    def take(self, order: npt.NDArray[np.int64]) -> Rows:
+    def take(self, order: npt.NDArray[np.int64]) -> KeyedRows:
         """Copy rows in another order."""
-        return Rows(
+        return KeyedRows(
             columns=self.columns.take(indices(order)),
             keys=self.keys[order],
             numbers=self.numbers[order],
         )
 
-    def copied(self) -> Rows:
+    def copied(self) -> KeyedRows:
         """Let go of everything larger that these rows are a part of."""
         return self.take(np.arange(len(self)))
 
 
-def concat(parts: Sequence[Rows]) -> Rows:
+def concat(parts: Sequence[KeyedRows]) -> KeyedRows:
     """Put rows one after the other."""
     if len(parts) == 1:
         return parts[0]
     table = pa.Table.from_batches([each.columns for each in parts]).combine_chunks()
     (columns,) = table.to_batches()
-    return Rows(
+    return KeyedRows(
         columns=columns,
         keys=np.concatenate([each.keys for each in parts]),
         numbers=np.concatenate([each.numbers for each in parts]),
@@ -80,7 +80,7 @@ def is_rising(keys: npt.NDArray[Any]) -> bool:
     return bool((keys[1:] > keys[:-1]).all())
 
 
-def in_order(rows: Rows) -> Rows:
+def in_order(rows: KeyedRows) -> KeyedRows:
     """Sort by key; rows of one key stay as they were."""
     if is_rising(rows.keys):
         return rows
@@ -180,7 +180,7 @@ def _words(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     return wide.astype(np.uint64)
 
 
-def merge(runs: Sequence[Iterator[Rows]]) -> Iterator[Rows]:
+def merge(runs: Sequence[Iterator[KeyedRows]]) -> Iterator[KeyedRows]:
     """Unite runs, each in order and without a key twice, into rows in order.
 
     Rows of one key come together and in the order of the runs. Of each run one batch is held at a time.
@@ -219,7 +219,7 @@ class Spill(Struct):
     _file: IO[bytes] | None = None
     _end: int = field(default=0)
 
-    def write(self, rows: Rows) -> list[tuple[int, int]]:
+    def write(self, rows: KeyedRows) -> list[tuple[int, int]]:
         """Write rows in order; give the place of each batch."""
         places = []
         try:
@@ -241,7 +241,7 @@ class Spill(Struct):
             ) from error
         return places
 
-    def read(self, places: Iterable[tuple[int, int]]) -> Iterator[Rows]:
+    def read(self, places: Iterable[tuple[int, int]]) -> Iterator[KeyedRows]:
         """Read batches back, one at a time."""
         assert self._file is not None
         for start, length in places:
@@ -258,7 +258,7 @@ class Spill(Struct):
             self._file = None
 
 
-def _encode(rows: Rows) -> pa.Buffer:
+def _encode(rows: KeyedRows) -> pa.Buffer:
     keys = rows.keys
     if keys.dtype == np.uint64:
         key = from_numpy(keys, pa.uint64())
@@ -276,7 +276,7 @@ def _encode(rows: Rows) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _decode(data: bytes) -> Rows:
+def _decode(data: bytes) -> KeyedRows:
     with pa.ipc.open_stream(data) as reader:
         batch = reader.read_next_batch()
     *columns, key, number = batch.columns
@@ -285,7 +285,7 @@ def _decode(data: bytes) -> Rows:
     else:
         width = key.type.byte_width
         keys = np.frombuffer(key.buffers()[1], f"S{width}")[key.offset : key.offset + len(key)]
-    return Rows(
+    return KeyedRows(
         columns=pa.RecordBatch.from_arrays(columns, names=batch.schema.names[:-2]),
         keys=keys,
         numbers=to_numpy(number),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.formats.budget import Budget
 
 __all__ = [
-    "Source",
+    "FilePart",
     "UnsoundParquetError",
     "check_footer",
     "column_names",
@@ -46,7 +46,7 @@ _PART_SHARE = 8
 _MOST_PARTS = 4096
 
 
-class Source(NamedTuple):
+class FilePart(NamedTuple):
     """Bytes of a file, and where in it they begin."""
 
     data: memoryview
@@ -77,7 +77,7 @@ def check_footer(footer: memoryview, budget: Budget) -> None:
 def read_bounded(
     parquet: pq.ParquetFile,
     groups: Sequence[int],
-    source: Source,
+    source: FilePart,
     *,
     leaves: Sequence[str],
     columns: Sequence[str] | None,
@@ -139,7 +139,7 @@ def column_names(metadata: pq.FileMetaData) -> tuple[str, ...]:
 def _bound(
     metadata: pq.FileMetaData,
     groups: Sequence[int],
-    source: Source,
+    source: FilePart,
     leaves: Sequence[str],
     names: Sequence[str],
     coded: Sequence[str],
@@ -172,7 +172,7 @@ def _bound(
 def _refined(
     metadata: pq.FileMetaData,
     groups: Sequence[int],
-    source: Source,
+    source: FilePart,
     total: int,
     texts: Sequence[_Text],
     budget: Budget,
@@ -190,7 +190,10 @@ def _refined(
 
 
 def _looked_at(
-    schema: pq.ColumnSchema, columns: Sequence[pq.ColumnChunkMetaData], source: Source, text: _Text
+    schema: pq.ColumnSchema,
+    columns: Sequence[pq.ColumnChunkMetaData],
+    source: FilePart,
+    text: _Text,
 ) -> _Text:
     """Count what delta encoded texts share; look into dictionaries, whose entries are shorter than all together."""
     if not schema.max_repetition_level and schema.max_definition_level < 2:

@@ -28,7 +28,7 @@ from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.core.columns import empty_table
 from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 from icechunk_arrow.formats.bounded_parquet import (
-    Source,
+    FilePart,
     UnsoundParquetError,
     check_footer,
     column_names,
@@ -438,7 +438,7 @@ def _decoded(
         return read_bounded(
             parquet,
             groups,
-            Source(*source),
+            FilePart(*source),
             leaves=sealed.columns,
             columns=columns,
             coded=coded,

@@ -1,4 +1,4 @@
-"""What people have already comes in: Zarr, NetCDF and HDF5, tables of references, tables of rows.
+"""What is there already comes in: Zarr, NetCDF and HDF5, tables of references, tables of rows.
 
 Each is a function of a Spark session, a source and a target. Executors do the work, the driver decides, and one
 commit makes all of it visible. To read in this order: ``executor``, ``progress``, ``source``; the formats ``zarr``,

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -369,9 +369,8 @@ def _target_codecs(variable: Variable, chosen: Any) -> Sequence[Any]:
     return [{"name": codec} if isinstance(codec, str) else codec for codec in plain]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of one file along the dimension of files."""
+class Piece(NamedTuple):
+    """A part of one file along the dimension of files; a tuple, since an ingest has one for each block and file."""
 
     file: int
     start: int

@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 GRIB_MESSAGES = pa.schema(
     [
         ("location", pa.string()),
-        ("message", pa.int64()),
-        ("field", pa.int64()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
+        *((name, pa.int64()) for name in ("message", "field", "offset", "length")),
         ("reference_time", pa.timestamp("us", "UTC")),
-        ("variable", pa.string()),
-        ("level", pa.string()),
-        ("forecast", pa.string()),
-        ("rest", pa.string()),
-        ("etag", pa.string()),
+        *((name, pa.string()) for name in ("variable", "level", "forecast", "rest", "etag")),
         ("last_modified", pa.timestamp("us", "UTC")),
     ]
 )

@@ -209,8 +209,8 @@ def delta(
         reached={queries[path]: number for path, number in reached.items()},
     )
     newest = max(reached.values())
-    said = message or f"rows of {source.label} up to version {newest}"
-    snapshot_id = commit_batch(repository, session, advance, said, metadata or {})
+    message = message or f"rows of {source.label} up to version {newest}"
+    snapshot_id = commit_batch(repository, session, advance, message, metadata or {})
     return run.ingested(snapshot_id, oldest, newest)
 
 
@@ -315,10 +315,10 @@ class _Run:
 
     def _part(self, columns: Sequence[str], targets: RowTargets) -> _Run:
         """Give a run of some of the columns of values."""
-        said = self.arrays if isinstance(self.arrays, Mapping) else {}
+        specs = self.arrays if isinstance(self.arrays, Mapping) else {}
         arrays: dict[str, Any] = {}
         for column in columns:
-            own = said.get(column, {})
+            own = specs.get(column, {})
             arrays[column] = (dict(own) if isinstance(own, Mapping) else {}) | {
                 "path": targets.paths[column]
             }
@@ -349,7 +349,7 @@ class _Run:
         except IcechunkArrowError:
             raise
         except Exception as error:
-            reason = next((said for word, said in _REASONS.items() if word in str(error)), None)
+            reason = next((text for word, text in _REASONS.items() if word in str(error)), None)
             if reason is None:
                 raise
             raise InvalidInputError(

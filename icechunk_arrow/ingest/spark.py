@@ -24,8 +24,8 @@ from icechunk_arrow.spark.writing.chunks import StageRows, by_grid
 from icechunk_arrow.spark.writing.tasks import (
     check_reachable,
     error_of,
+    marking_errors,
     run_tasks,
-    telling_errors,
 )
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class _Rows:
     function: Callable[[Any], Iterator[pa.RecordBatch]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with telling_errors():
+        with marking_errors():
             for batch in batches:
                 for part in batch.column("part").to_pylist():
                     yield from self.function(pickle.loads(part))  # noqa: S301 - from frame_over

@@ -171,7 +171,7 @@ def _plain(attributes: Mapping[Any, Any], path: str) -> dict[str, Any]:
 def _columns_of(manifest: Any, path: str) -> tuple[Any, Any, Any]:
     """Take the three columns of a manifest, each in the shape of the grid.
 
-    VirtualiZarr gives them to nobody by a public name, and by a public one only a dictionary of chunks.
+    VirtualiZarr does not give them by a public name, and by a public one only a dictionary of chunks.
     """
     try:
         return manifest._paths, manifest._offsets, manifest._lengths  # noqa: SLF001

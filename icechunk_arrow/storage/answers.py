@@ -2,8 +2,8 @@
 
 Owns the one judgement of answers for all places behind a network, and what they say of a file: its ETag and its
 time. An answer in part is held against what was asked for; one of a server that ignores ranges is cut here; one
-that ended early is noticed; and nobody is made to take more than was asked for, or is allowed. It is given heads
-and pieces, and sends nothing itself: whoever does only has to stop when it says so.
+that ended early is noticed; and no caller is made to take more than was asked for, or is allowed. It is given heads
+and pieces, and sends nothing itself: the sender only has to stop when it says so.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ NO_LINKS = frozenset(
 """How a volume says that it has no hard links, or no rename that refuses to replace."""
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Neither follows a symbolic link nor waits for somebody to write into a pipe."""
+"""Neither follows a symbolic link nor waits for a process to write into a pipe."""
 
 FEW = 64
 """Up to so many files stay open until they are synced, one by one."""
@@ -55,7 +55,7 @@ _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
 _TRIES = 1000
-"""The kernel asks for another try while somebody renames folders on the way."""
+"""The kernel asks for another try while another process renames folders on the way."""
 _MOST_BUFFERS = 512
 _MANY_BYTES = 1 << 18
 """Buffers are gathered up to so many bytes: that is enough for one call, and still near the processor."""
@@ -259,7 +259,7 @@ def open_beneath(folder: str, path: str) -> tuple[int, os.stat_result]:
     Parameters
     ----------
     folder
-        An absolute path that ends with ``/``. It may be reached through links: somebody named it.
+        An absolute path that ends with ``/``. It may be reached through links: the caller named it.
     path
         The file's path, which begins with ``folder``, without ``.`` and ``..`` parts.
 
@@ -385,14 +385,14 @@ class _Batch:
 class Unsynced:
     """Files that are written and not yet durable.
 
-    Files stay open until then: write-back errors are told only to who holds a file, and forgotten
+    Files stay open until then: write-back errors are told only to the process that holds a file, and forgotten
     when the system drops it from memory. Once all is durable nothing is open, so that a volume can
-    be unmounted while somebody still has a repository on it.
+    be unmounted while a process still has a repository on it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the fields
-        self._turn = threading.Lock()  # held through a sync: nobody returns before it is done
+        self._turn = threading.Lock()  # held through a sync: no call returns before it is done
         self._waiting = _Batch()
         self._saving: list[_Batch] = []
         self._devices: dict[str, int] = {}

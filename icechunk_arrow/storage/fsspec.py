@@ -14,7 +14,6 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.core import url_to_fs
@@ -34,8 +33,6 @@ from icechunk_arrow.storage.port import (
     ObjectInfo,
     Storage,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     check_size,
     content_token,
@@ -271,16 +268,11 @@ class FsspecStorage(ConnectedStorage):
         path = self._path(key)
         self._send("write", key, lambda fs: fs.pipe_file(path, bytes(data)))
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`."""
-        check_prefix(prefix)
-        check_limit(limit)
-        return islice(self._walk(prefix), limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:  # noqa: ARG002 - a folder is read whole
+        return self._walk(prefix)
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`."""
-        check_prefix(prefix)
-        return iter(sorted(name for name, facts in self._entries(prefix) if _is_folder(facts)))
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        return (name for name, facts in self._entries(prefix) if _is_folder(facts))
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :meth:`Storage.delete`."""

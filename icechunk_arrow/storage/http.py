@@ -1,7 +1,7 @@
 """Objects on a plain web server, read-only.
 
 Owns the requests, and which answers are heard at all: a redirect is never followed here (it
-could lead to any host: whoever asked decides); an answer whose bytes are encoded is refused, because
+could lead to any host: the caller decides); an answer whose bytes are encoded is refused, because
 offsets count in the file itself. There is no listing in HTTP; who needs one learns so from the
 capabilities, and from the error.
 """
@@ -35,7 +35,6 @@ from icechunk_arrow.storage.fsspec import ConnectedStorage
 from icechunk_arrow.storage.port import (
     Capabilities,
     check_key,
-    check_prefix,
     check_range,
     content_token,
 )
@@ -140,14 +139,12 @@ class HttpStorage(ConnectedStorage):
         if [check_key(key) for key in keys]:
             self._refuse()
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:  # noqa: ARG002
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:  # noqa: ARG002
         """Refuse: a web page is no listing."""
-        check_prefix(prefix)
         raise StorageError(f"{self._url} cannot be listed: {_MISSING}", url=self._url)
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
+    def _list_folders(self, prefix: str) -> Iterable[str]:  # noqa: ARG002
         """Refuse: a web page is no listing."""
-        check_prefix(prefix)
         raise StorageError(f"{self._url} cannot be listed: {_MISSING}", url=self._url)
 
     def _refuse(self) -> NoReturn:
@@ -219,7 +216,7 @@ class HttpStorage(ConnectedStorage):
 async def _exchange(
     fs: Any, url: str, asked: Mapping[str, str], question: Question, seconds: float
 ) -> _Answer:
-    import aiohttp  # noqa: PLC0415 - the file system has loaded it; nobody else needs it
+    import aiohttp  # noqa: PLC0415 - the file system has loaded it; nothing else needs it
     import yarl  # noqa: PLC0415 - comes with it
 
     options = dict(fs.kwargs)

@@ -12,9 +12,9 @@ Owns the order of system calls that makes creation atomic and durable. Knows no 
 - ``replace``: a lock on a file under ``.icechunk-arrow/`` that the system lifts when its holder dies, read,
   compare, rename. It excludes only other users of this method, which is all that is needed.
 - Nothing is removed, replaced or followed that was not made here: names are given exclusively, and
-  what is replaced or deleted is named by whoever wrote it.
+  what is replaced or deleted is named by its writer.
 - Symbolic links below the root are not followed, neither files nor folders: a repository got from
-  somebody else must not read files outside of it. The root itself may be one.
+  elsewhere must not read files outside of it. The root itself may be one.
 - Files are opened for every read: a cached descriptor would save 4 of 7 microseconds, and spend
   2 of them on finding out whether the name still leads to the same file.
 """
@@ -29,7 +29,6 @@ import stat
 import threading
 import warnings
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from icechunk_arrow.errors import (
@@ -48,8 +47,6 @@ from icechunk_arrow.storage.port import (
     ObjectInfo,
     Storage,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     check_size,
     content_token,
@@ -186,16 +183,11 @@ class LocalStorage(Storage):
                 return False
             raise self._read_error(error, key) from error
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`; files that no key can name are not shown."""
-        check_prefix(prefix)
-        check_limit(limit)
-        return islice(self._walk(prefix), limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:  # noqa: ARG002 - a folder is read whole
+        return self._walk(prefix)
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`; here a folder may be empty."""
-        check_prefix(prefix)
-        return iter(sorted(name for name, is_folder in self._entries(prefix) if is_folder))
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        return (name for name, is_folder in self._entries(prefix) if is_folder)
 
     def put(
         self,
@@ -338,7 +330,7 @@ class LocalStorage(Storage):
         """
         try:
             file, volume = self._open_new(key, path)
-        except FileNotFoundError:  # somebody removed the folder
+        except FileNotFoundError:  # another process removed the folder
             self._folders.forget()
             file, volume = self._open_new(key, path)
         try:
@@ -476,7 +468,7 @@ class _Folders:
         self._made.add(folder)
 
     def forget(self) -> None:
-        """Look again: somebody has removed a folder."""
+        """Look again: another process has removed a folder."""
         self._made.clear()
 
     def _make_root(self, root: str) -> None:

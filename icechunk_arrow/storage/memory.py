@@ -30,8 +30,6 @@ from icechunk_arrow.storage.port import (
     ObjectInfo,
     Storage,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     check_size,
     content_token,
@@ -55,7 +53,7 @@ class _Object:
 
 
 class _Names:
-    """The names in one folder; sorted when somebody asks, at little cost after few changes."""
+    """The names in one folder; sorted when a listing asks, at little cost after few changes."""
 
     def __init__(self) -> None:
         self._order: list[str] = []
@@ -222,7 +220,7 @@ class MemoryStorage(Storage):
         self,
         key: str,
         data: Writable | Iterable[Writable],
-        metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - nobody could see it here
+        metadata: Mapping[str, str] | None = None,  # noqa: ARG002 - no reader could see it here
     ) -> None:
         """See :meth:`Storage.put`."""
         self._add(key, joined(data))
@@ -261,10 +259,7 @@ class MemoryStorage(Storage):
         """See :meth:`Storage.exists`."""
         return check_key(key) in self._place.objects
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`."""
-        check_prefix(prefix)
-        check_limit(limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         with self._place.lock:
             found = [(key, self._place.objects[key]) for key in self._place.keys(prefix, limit)]
         return (
@@ -272,12 +267,10 @@ class MemoryStorage(Storage):
             for key, item in found
         )
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`."""
-        check_prefix(prefix)
+    def _list_folders(self, prefix: str) -> Iterable[str]:
         with self._place.lock:
             below = [f[len(prefix) :] for f in self._place.folders if f.startswith(prefix)]
-        return iter(sorted({rest.partition("/")[0] for rest in below if rest}))
+        return {rest.partition("/")[0] for rest in below if rest}
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :meth:`Storage.delete`."""

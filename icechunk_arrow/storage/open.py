@@ -1,4 +1,4 @@
-"""From what a person writes to a place: paths and URLs.
+"""From what a caller writes to a place: paths and URLs.
 
 Owns which implementation a URL leads to, and what is said about URLs that lead nowhere.
 """

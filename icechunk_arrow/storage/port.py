@@ -13,6 +13,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.errors import InvalidInputError, OversizedFileError, ReadOnlyError
@@ -62,7 +63,7 @@ class Capabilities:
     folder: str | None = None
     """Where keys are files on a disk of this machine: the folder below which they are, with a ``/`` behind it."""
     missing: str = ""
-    """For what is False above: why, and what the person can do."""
+    """For what is False above: why, and what the caller can do."""
 
 
 class Storage(ABC):
@@ -77,7 +78,7 @@ class Storage(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The place, as the person would write it."""
+        """The place, as the caller would write it."""
 
     @property
     @abstractmethod
@@ -131,7 +132,7 @@ class Storage(ABC):
 
     @property
     def syncs(self) -> bool:
-        """Whether :meth:`sync` keeps its promise; False where the person chose to do without."""
+        """Whether :meth:`sync` keeps its promise; False where the caller chose to do without."""
         return True
 
     @abstractmethod
@@ -139,7 +140,7 @@ class Storage(ABC):
         """Return when everything put through this handle so far survives a power cut."""
 
     def sync_everything(self) -> None:
-        """As :meth:`sync`, for what was put through any handle, and named by somebody, so far."""
+        """As :meth:`sync`, for what was put through any handle, and that a file names, so far."""
         self.sync()
 
     @abstractmethod
@@ -166,7 +167,7 @@ class Storage(ABC):
     def overwrite(self, key: str, data: bytes) -> None:
         """Write an object whole, over one that may be there; readers see the old or the new one.
 
-        Nobody is asked, and a power cut may take it back: for what decides nothing.
+        No other writer is asked, and a power cut may take it back: for what decides nothing.
         """
 
     def time_of_put(self, key: str) -> datetime | None:  # noqa: ARG002 - not every place says
@@ -177,17 +178,28 @@ class Storage(ABC):
     def exists(self, key: str) -> bool:
         """Whether there is an object of this name."""
 
-    @abstractmethod
     def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
         """Every object below a folder (``prefix`` is empty or ends with ``/``), sorted by key.
 
         Unfinished creations and replacements never show; a put that a crash cut short may, as an
         object that nothing names. With ``limit`` it ends after so many.
         """
+        check_prefix(prefix)
+        check_limit(limit)
+        return islice(self._list(prefix, limit), limit)
 
     @abstractmethod
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
+        """List the objects below a folder, sorted; a place that can ends after ``limit`` of them by itself."""
+
     def list_folders(self, prefix: str = "") -> Iterator[str]:
         """List the names of the folders directly below one, sorted; on a disk they may be empty."""
+        check_prefix(prefix)
+        return iter(sorted(self._list_folders(prefix)))
+
+    @abstractmethod
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        """Name the folders directly below one, in any order."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
@@ -196,7 +208,7 @@ class Storage(ABC):
     def tidy(self) -> None:  # noqa: B027 - most places have nothing of the kind
         """Remove what crashes left of unfinished writes long ago, where a place has such; never fails.
 
-        Only for a place that is known to hold what the caller writes: it may be somebody's folder with much else.
+        Only for a place that is known to hold what the caller writes: it may be a folder with much else.
         """
 
 
@@ -240,7 +252,7 @@ def listing_order(name: str, is_folder: bool) -> str:
 
 
 def check_size(key: str, size_bytes: int, limit_bytes: int | None) -> None:
-    """Refuse an object that has more bytes than whoever reads it allows."""
+    """Refuse an object that has more bytes than its reader allows."""
     if limit_bytes is not None and size_bytes > limit_bytes:
         raise OversizedFileError.of(key, f"has at least {size_bytes} bytes", limit_bytes)
 

@@ -14,7 +14,6 @@ import contextlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsspec.asyn import sync
@@ -34,8 +33,6 @@ from icechunk_arrow.storage.port import (
     Capabilities,
     ObjectInfo,
     check_key,
-    check_limit,
-    check_prefix,
     check_range,
     is_key,
     joined,
@@ -85,7 +82,7 @@ class S3Storage(ConnectedStorage):
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`.
 
-        There are servers that ignore conditions and answer success to everybody. So where it is
+        There are servers that ignore conditions and answer success to every writer. So where it is
         not Amazon's, one object is written and removed again, once per process and bucket.
         """
         server = self._server()
@@ -169,22 +166,17 @@ class S3Storage(ConnectedStorage):
         """See :meth:`Storage.time_of_put`."""
         return self._last_put
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See :meth:`Storage.list`."""
-        check_prefix(prefix)
-        check_limit(limit)
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         if self.capabilities.limited_listing:
-            return islice(self._objects(prefix, limit), limit)
-        return islice(sorted(self._objects(prefix, None), key=lambda found: found.key), limit)
+            return self._objects(prefix, limit)
+        return iter(sorted(self._objects(prefix, None), key=lambda found: found.key))
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See :meth:`Storage.list_folders`."""
-        check_prefix(prefix)
+    def _list_folders(self, prefix: str) -> Iterable[str]:
         names = set()
         for page in self._pages(prefix, None, Delimiter="/"):
             for folder in page.get("CommonPrefixes", ()):
                 names.add(folder["Prefix"][len(self._key(prefix)) : -1])
-        return iter(sorted(filter(is_key, names)))
+        return filter(is_key, names)
 
     def delete(self, keys: Iterable[str]) -> None:
         """See :meth:`Storage.delete`; a thousand per request."""
@@ -211,7 +203,7 @@ class S3Storage(ConnectedStorage):
 
     def _connect(self) -> tuple[Any, str]:
         fs, path = super()._connect()
-        fs.retries = 1  # ours; nobody else has these options, so nobody shares the instance
+        fs.retries = 1  # ours; no other file system has these options, so none shares the instance
         self._bucket, folder, _ = fs.split_path(path)
         if not self._bucket:
             raise InvalidInputError(f"{self._url} names no bucket; write s3://bucket/prefix")

@@ -18,7 +18,6 @@ import re
 import secrets
 import stat
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from icechunk_arrow.errors import StorageError
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCRATCH = ".icechunk-arrow"
-"""What unfinished writes stand in, below the root: a name that nobody else gives, and that query engines skip."""
+"""What unfinished writes stand in, below the root: a name of our own, which query engines skip."""
 NO_LOCKS = "this volume cannot lock files, which replacing one safely needs"
 
 _NOTHING_EXCLUSIVE = (
@@ -61,8 +60,7 @@ class Way(enum.Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Volume:
+class Volume(NamedTuple):
     """What a mounted volume can do."""
 
     way: Way
@@ -131,7 +129,7 @@ class ScratchFolder:
             lock = Descriptor(os.open(f"{name}.lock", _LOCK_FILE, 0o666, dir_fd=folder))
         deadline = time.monotonic() + _LOCK_SECONDS
         pause = 0.0002
-        try:  # around the taking too: an interrupt may come when it is ours and nobody knows yet
+        try:  # around the taking too: an interrupt may come when it is ours and not yet known to be
             while not _try_lock(lock.fd):
                 if time.monotonic() > deadline:
                     raise OSError(
@@ -160,7 +158,7 @@ class ScratchFolder:
     def _opened(self) -> Iterator[int]:
         try:
             folder = self._open()
-        except FileNotFoundError:  # the first use, or somebody has tidied up
+        except FileNotFoundError:  # the first use, or another process has tidied up
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path)
             folder = self._open()
@@ -231,7 +229,7 @@ def _can_lock(folder: int) -> bool:
 
 
 def _try_lock(fd: int) -> bool:
-    """Take a lock if nobody holds it."""
+    """Take a lock if no process holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
 """The address of a place, and what of it is secret: what a pickle keeps, and how texts hide it.
 
-A secret is what is not known to be none. A pickle leaves secrets out, unless the person asked for them when
+A secret is what is not known to be none. A pickle leaves secrets out, unless the caller asked for them when
 the place was opened, or hands work to a cluster of Spark by a function of this package, which needs them
 there. Some can be found again where the pickle is opened: keys of object stores stand in environments,
 profiles and the services of machines. Of others it is said at once that they cannot be pickled.
@@ -101,7 +101,7 @@ def secrets_kept() -> Iterator[None]:
 
 
 class Entrusted(Generic[T]):
-    """A value on its way to a task of the person's own cluster: it pickles with the secrets that it needs there."""
+    """A value on its way to a task of the caller's own cluster: it pickles with the secrets that it needs there."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -123,7 +123,7 @@ def pickled_options(
     Raises
     ------
     InvalidInputError
-        There are secrets that nobody could find again.
+        There are secrets that no process could find again.
     """
     if keep or _kept.get():
         return dict(options), ()

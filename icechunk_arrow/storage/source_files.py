@@ -260,17 +260,21 @@ class SourceFiles:
         """Give the names of the folders that stand in a folder, sorted; none where there is no folder."""
         fs, path = self._reach(folder)
         root = path.rstrip("/")
+        found = self._look(fs, folder, lambda: fs.ls(root, detail=True)) or []
+        names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
+        return sorted(name.rpartition("/")[2] for name in names if name != root)
+
+    def _look(self, fs: Any, folder: str, listed: Callable[[], Any]) -> Any:
+        """List a folder as it is now; None where there is none."""
 
         def look() -> Any:
             fs.invalidate_cache()
-            return fs.ls(root, detail=True)
+            return listed()
 
         try:
-            found = self._ask(folder, "listed", look)
+            return self._ask(folder, "listed", look)
         except ObjectNotFoundError:
-            return []
-        names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
-        return sorted(name.rpartition("/")[2] for name in names if name != root)
+            return None
 
     def below(self, folder: str) -> Listing:
         """List every file below a folder, at any depth; nothing where there is no folder."""
@@ -280,15 +284,7 @@ class SourceFiles:
             if os.path.lexists(path) and not os.path.isdir(root):  # noqa: PTH112 -- strings, as all URLs
                 raise InvalidInputError(f"{folder} is no folder", url=folder)
             return self._ask(folder, "listed", lambda: _local_listing(root))
-
-        def look() -> Any:
-            fs.invalidate_cache()
-            return fs.find(root, detail=True)
-
-        try:
-            found = self._ask(folder, "listed", look)
-        except ObjectNotFoundError:
-            found = {}
+        found = self._look(fs, folder, lambda: fs.find(root, detail=True)) or {}
         kept = {name: each for name, each in found.items() if name.startswith(root)}
         etags = [etag_of(each) for each in kept.values()]
         return Listing(

@@ -4,7 +4,7 @@ Owns what an engine is told about names, sizes and times, and how few requests i
 manifests nor tables: names, sizes and contents are given.
 
 An engine lists a name before it opens it. So a name may stand for a group of files; on a local disk that is where
-files that have gone are noticed, before a row is read. Objects are read by whoever checks them: an engine is given
+files that have gone are noticed, before a row is read. Objects are read by what checks them: an engine is given
 nothing else of them, wherever they lie. While views are made only columns matter: no object is looked at for that.
 """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Place = str | os.PathLike[str] | Repository
 
-__all__ = ["Attached", "Attachment", "attached_elsewhere", "members_of"]
+__all__ = ["Attached", "Attachment", "attached_elsewhere", "contexts_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,15 @@ class Attached:
     """The snapshot of each repository, by its name; of a single one by its URL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Members:
-    """The repositories that are attached by one name."""
-
-    contexts: Mapping[str, Context]
-    """By their names, in order; a single one by its URL."""
-    united: bool
-    """Whether they came by names, so that tables have the column ``repository``."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Attachment:
     """Repositories that are attached by one name, and what was asked of them."""
 
     name: str
-    members: Members
+    contexts: Mapping[str, Context]
+    """The repositories by their names, in order; a single one by its URL."""
+    united: bool
+    """Whether they came by names, so that tables have the column ``repository``."""
     selection: Selection
     since: str | None
     token: str = field(default_factory=new_id)
@@ -67,12 +60,12 @@ class Attachment:
         since: str | None = None,
     ) -> Attachment:
         """Open what is to be attached, or put into a script."""
-        members = members_of(repository, storage_options)
-        return cls(name=name, members=members, selection=selection, since=since)
+        contexts, united = contexts_of(repository, storage_options)
+        return cls(name=name, contexts=contexts, united=united, selection=selection, since=since)
 
     def resolved(self) -> Iterator[tuple[str, Context, str, str]]:
         """Give each repository by its name, the snapshot that is wanted now, and the one where changes begin."""
-        for label, context in self.members.contexts.items():
+        for label, context in self.contexts.items():
             found = self.selection.resolve(context)
             yield label, context, found, find_earlier(context, found, self.since)
 
@@ -84,22 +77,20 @@ def attached_elsewhere(what: str) -> InvalidInputError:
     )
 
 
-def members_of(
+def contexts_of(
     repository: Place | Mapping[str, Place], storage_options: Mapping[str, Any] | None
-) -> Members:
-    """Open what is to be attached."""
+) -> tuple[Mapping[str, Context], bool]:
+    """Open what is to be attached: repositories by their names, and whether they came by names."""
     if isinstance(repository, str | os.PathLike | Repository) or not hasattr(repository, "keys"):
         context = _context_of(repository, storage_options)
-        return Members(contexts={context.storage.url: context}, united=False)
+        return {context.storage.url: context}, False
     if not repository:
         raise InvalidInputError("there is no repository to attach; name at least one")
     for label in repository:
         if not isinstance(label, str):
             raise InvalidInputError(f"{label!r} cannot name a repository; give some text")
-    contexts = {
-        label: _context_of(place, storage_options) for label, place in dict(repository).items()
-    }
-    return Members(contexts=contexts, united=True)
+    places = dict(repository).items()
+    return {label: _context_of(place, storage_options) for label, place in places}, True
 
 
 def _context_of(place: Any, storage_options: Mapping[str, Any] | None) -> Context:

@@ -20,7 +20,7 @@ from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
 from icechunk_arrow.tables.columns import repeated, table_of
 from icechunk_arrow.tables.inspections import OBSERVED, checked_parameters, find_inspection
-from icechunk_arrow.tables.manifests import inventory_table
+from icechunk_arrow.tables.nodes import inventory_table
 from icechunk_arrow.tables.queries import manifest_rows, root_uri
 from icechunk_arrow.tables.reading import read_table
 from icechunk_arrow.tables.scans import plan_some_scans
@@ -44,29 +44,18 @@ _LARGEST = 2**63 - 1
 _CHUNKS = "c/"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_DIMENSIONS = pa.schema(
-    [
-        ("path", pa.string()),
-        ("node_id", pa.int64()),
-        ("dimension", pa.int64()),
-        ("index_count", pa.int64()),
-        ("chunks_per_index", pa.int64()),
-    ]
-)
-_EXTENTS = pa.schema(
-    [
-        ("node_id", pa.int64()),
-        ("manifest", pa.string()),
-        ("ndim", pa.int64()),
-        ("dimension", pa.int64()),
-        ("first_index", pa.int64()),
-        ("stop_index", pa.int64()),
-    ]
-)
+
+
+def _with_numbers(known: Iterable[str], *numbers: str) -> pa.Schema:
+    return pa.schema([*map(INVENTORY.field, known), *((name, pa.int64()) for name in numbers)])
+
+
+_DIMENSIONS = _with_numbers(("path", "node_id"), "dimension", "index_count", "chunks_per_index")
+_EXTENTS = _with_numbers(("node_id", "manifest", "ndim"), "dimension", "first_index", "stop_index")
 _ENTRIES = pa.schema(
     [
         ("snapshot", pa.string()),
-        *map(INVENTORY.field, ("path", "node_id", "manifest", "chunk_count", "stored_bytes")),
+        *_with_numbers(("path", "node_id", "manifest", "chunk_count", "stored_bytes")),
     ]
 )
 _REF_SNAPSHOTS = pa.schema(
@@ -79,7 +68,7 @@ def inspect_snapshot(
     context: Context, name: str, snapshot_id: str, given: Mapping[str, Any]
 ) -> pa.Table:
     """Run a query of ``sql/inspect/`` over a snapshot, and give its rows in declared columns."""
-    # icechunk_arrow.duckdb begins with what people attach, and that is repositories, which inspect
+    # icechunk_arrow.duckdb begins with what callers attach, and that is repositories, which inspect
     from icechunk_arrow.duckdb.reading import (  # noqa: PLC0415
         CheckedSource,
         checked_files,

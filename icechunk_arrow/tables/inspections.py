@@ -1,6 +1,6 @@
 """The inspection queries that there are: what the headers of ``sql/inspect/`` say, and whether parameters fit.
 
-Owns how a header is read. Knows no engine: a query names its relations and parameters in braces, and whoever runs
+Owns how a header is read. Knows no engine: a query names its relations and parameters in braces, and what runs
 it says what stands for each.
 """
 
@@ -90,7 +90,7 @@ class Parameter:
     least: int
     most: int
     meaning: str
-    described: str
+    line: str
     """As the header has it."""
 
     @property
@@ -159,7 +159,7 @@ def _parameter(line: str) -> Parameter:
         least=int(found["least"] or 0),
         most=min(int(found["most"] or _MOST), _MOST),
         meaning=found["meaning"],
-        described=re.sub(" {2,}", "  ", line),
+        line=re.sub(" {2,}", "  ", line),
     )
 
 
@@ -169,7 +169,7 @@ def inspection_table() -> pa.Table:
     rows: list[list[Any]] = [
         [each.name for each in found],
         [each.purpose for each in found],
-        [[parameter.described for parameter in each.parameters] for each in found],
+        [[parameter.line for parameter in each.parameters] for each in found],
         [each.columns.names for each in found],
         [list(each.engines) for each in found],
     ]

@@ -10,8 +10,7 @@ from icechunk_arrow.core.columns import from_values
 from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.tables.columns import table_of
 from icechunk_arrow.tables.history import operation_table, ref_table, snapshot_table
-from icechunk_arrow.tables.manifests import manifest_table
-from icechunk_arrow.tables.nodes import node_table
+from icechunk_arrow.tables.nodes import manifest_table, node_table
 from icechunk_arrow.tables.schemas import METADATA_TABLES
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 
 A column that manifests have by its name in ``schemas`` comes over by itself. Owned here are the others (what a
 chunk's kind and location are, how a row gets the path of its array and the place of the chunk), and which
-relations the texts in ``sql/tables/`` are given. Whoever runs the queries, or writes them down, is a
+relations the texts in ``sql/tables/`` are given. What runs the queries, or writes them down, is a
 :class:`Source`.
 """
 
@@ -85,7 +85,7 @@ class Source(ABC):
 
     @abstractmethod
     def table(self, name: str, rows: pa.Table) -> str:
-        """Give a relation of a small table; ``name`` is for whoever reads a script."""
+        """Give a relation of a small table; ``name`` shows in scripts."""
 
 
 # -- in SQL

@@ -30,7 +30,7 @@ def read_table(context: Context, name: str, snapshot_id: str, since: str | None 
         raise InvalidInputError(f"since goes with the table 'changes', not with {name!r}")
     if name in METADATA_TABLES:
         return metadata_table(context, name, snapshot_id)
-    # icechunk_arrow.duckdb begins with what people attach, and that is repositories, which read tables
+    # icechunk_arrow.duckdb begins with what callers attach, and that is repositories, which read tables
     from icechunk_arrow.duckdb.reading import change_table, chunk_table  # noqa: PLC0415
 
     if name == "changes":

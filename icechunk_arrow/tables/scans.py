@@ -7,7 +7,7 @@ structure file says both. Engines differ in how a scan is written down, not in w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,14 +35,13 @@ __all__ = [
 ]
 
 _FORM = WIDE | TABLES_FORM
-"""The flags that matter to whoever reads manifests for the tables."""
+"""The flags that matter where manifests are read for the tables."""
 _CONTENTS = sum(KINDS)
 _FEWEST_OWN = 4
 """An array with fewer manifests of its own is read with the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(NamedTuple):
     """The one array that all rows of a scan belong to."""
 
     node_id: int
@@ -111,7 +110,7 @@ def plan_scans_by_array(snapshot: Snapshot, *, most_arrays: int) -> tuple[Scan, 
 
 
 def owners_apart(snapshot: Snapshot, scans: Iterable[Scan]) -> list[str]:
-    """Give the paths of arrays that own scans, and have no rows in those that nobody owns."""
+    """Give the paths of arrays that own scans, and have no rows in those without an owner."""
     owners: dict[str, int] = {}
     shared: list[str] = []
     for scan in scans:
@@ -133,8 +132,8 @@ def _grouped(
     entries = snapshot.entries
     flags = np.zeros(len(chosen), np.uint16)
     silent = (entries.flags & np.uint16(_CONTENTS)) == 0  # what says nothing may have all kinds
-    said = np.where(silent, entries.flags | np.uint16(_CONTENTS), entries.flags)
-    np.bitwise_or.at(flags, entries.codes, said)
+    contents = np.where(silent, entries.flags | np.uint16(_CONTENTS), entries.flags)
+    np.bitwise_or.at(flags, entries.codes, contents)
     flags &= np.uint16(_FORM | _CONTENTS)
     kinds = flags.astype(np.int64) << 32 | (ranks + 1)
     scans = []

@@ -1,9 +1,9 @@
-"""Which snapshot a person asks a table of."""
+"""Which snapshot a caller means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from icechunk_arrow.core.ids import is_id
 from icechunk_arrow.engine.history import find_tip_to_read, resolve
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.engine.context import Context
 
-__all__ = ["Selection", "find_earlier", "find_named"]
+__all__ = ["Selection", "Which", "find_earlier", "find_named"]
+
+
+class Which(TypedDict, total=False):
+    """The words for a snapshot, wherever one is attached: those of :class:`Selection`."""
+
+    branch: str | None
+    tag: str | None
+    snapshot_id: str | None
+    as_of: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

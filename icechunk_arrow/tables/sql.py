@@ -4,7 +4,7 @@
 Whatever makes a query takes a dialect, and asks no further for which engine it is. What comes from a repository is
 never anything but one name or one value in it.
 
-Texts name relations and macros in braces, ``{chunk_rows}``; whoever runs them says what stands for each in an
+Texts name relations and macros in braces, ``{chunk_rows}``; what runs them says what stands for each in an
 engine. Nothing else of a text is ever filled in: values go in as quoted literals under such a name. Texts are
 found in an installed package and in a checkout alike.
 """
@@ -64,7 +64,7 @@ def statement(name: str) -> str:
 
 
 def fill(text: str, names: Mapping[str, str]) -> str:
-    """Put what stands for each name into a text; a name that nobody gives is a ``KeyError``."""
+    """Put what stands for each name into a text; a name that is not given is a ``KeyError``."""
     return _NAME.sub(lambda match: names[match[1]], text)
 
 

@@ -231,8 +231,9 @@ def test_commands_take_what_their_options_give() -> None:
         module = importlib.import_module(f"icechunk_arrow.cli.{done_by['module']}")
         does = getattr(module, done_by["name"].replace("-", "_"))
         times = {"branch", "tag", "snapshot", "as_of"}
-        names = {each.name for each in command.params}
-        given = names - times | {"which"} if names >= times else names
+        given = {each.name for each in command.params}
+        for options, value in ((times, "which"), ({"form", "output"}, "to")):
+            given = given - options | {value} if given >= options else given
         assert set(inspect.signature(does).parameters) == given, command.name
 
 

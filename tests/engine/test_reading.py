@@ -696,7 +696,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy, from_values
-from icechunk_arrow.engine.manifest_file import ManifestFile, Rows
+from icechunk_arrow.engine.manifest_file import ManifestFile, RowGroup
 from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.layout import FileKind
 
@@ -727,7 +727,7 @@ def opened():
 
 def rows():
     start, stop = first.sealed.byte_range(0, 0)
-    made = Rows(first, 0, data[start:stop])
+    made = RowGroup(first, 0, data[start:stop])
     made.coord_at(0)
     return made
 

@@ -106,13 +106,11 @@ class WrappedStorage(Storage):
     def exists(self, key: str) -> bool:
         return self._run("exists", key, lambda: self.inner.exists(key))
 
-    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         return self._run("list", prefix, lambda: iter(list(self.inner.list(prefix, limit=limit))))
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        return self._run(
-            "list_folders", prefix, lambda: iter(list(self.inner.list_folders(prefix)))
-        )
+    def _list_folders(self, prefix: str) -> Iterable[str]:
+        return self._run("list_folders", prefix, lambda: list(self.inner.list_folders(prefix)))
 
     def delete(self, keys: Iterable[str]) -> None:
         names = list(keys)

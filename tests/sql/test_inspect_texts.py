@@ -38,7 +38,7 @@ def test_headers_are_complete(name: str) -> None:
         assert re.search(rf"\b{column}\b", text), column
     for each in found.parameters:
         assert each.meaning
-        assert each.required == (each.default is None and "= " not in each.described)
+        assert each.required == (each.default is None and "= " not in each.line)
 
 
 @pytest.mark.parametrize("name", list_inspections())

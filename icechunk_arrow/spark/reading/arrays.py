@@ -17,21 +17,20 @@ from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.repository import Repository
 from icechunk_arrow.session import Session
 from icechunk_arrow.spark.reading.chunk_layout import ChunkRows
-from icechunk_arrow.spark.reading.grids import GridRows
+from icechunk_arrow.spark.reading.grids import ArrayQuery, GridRows
 from icechunk_arrow.storage.secrets import secrets_kept
 from icechunk_arrow.tables.selection import Selection
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
 
-    from icechunk_arrow.core.predicates import Predicate
+    from icechunk_arrow.engine.opening import Allowed
 
     Place = str | os.PathLike[str] | Repository | Session
-    Allowed = Iterable[str] | Mapping[str, Mapping[str, Any] | None] | None
 
 __all__ = [
     "LAYOUTS",
@@ -54,11 +53,8 @@ class ArrayRead:
 
     session: bytes
     """A read-only session, pickled: its snapshot is the one that is read, whatever is committed later."""
-    paths: tuple[str, ...]
+    query: ArrayQuery
     layout: str = "rows"
-    where: Predicate | None = None
-    nulls: bool = False
-    columns: tuple[str, ...] | None = None
     part_bytes: int = PART_BYTES
 
     def opened(self) -> GridRows | ChunkRows:
@@ -89,7 +85,7 @@ class ArrayRead:
 def _opened(read: ArrayRead) -> GridRows | ChunkRows:
     session: Session = pickle.loads(read.session)  # noqa: S301 -- made by plan_read, sent by Spark
     made = GridRows if read.layout == "rows" else ChunkRows
-    return made(session, read.paths, where=read.where, nulls=read.nulls, columns=read.columns)
+    return made(session, read.query)
 
 
 def session_to_read(
@@ -146,17 +142,15 @@ def plan_read(
     chosen = tuple(dict.fromkeys(map(node_path, listed)))
     if not chosen:
         raise InvalidInputError("there is no array to read; name at least one")
-    with secrets_kept():  # the tasks of the person's own cluster read there
+    with secrets_kept():  # the tasks of the caller's own cluster read there
         pickled = pickle.dumps(session)
-    read = ArrayRead(
-        session=pickled,
+    query = ArrayQuery(
         paths=chosen,
-        layout=layout,
         where=None if where is None else parse_predicate(where),
         nulls=nulls,
         columns=None if columns is None else tuple(columns),
-        part_bytes=part_bytes,
     )
+    read = ArrayRead(session=pickled, query=query, layout=layout, part_bytes=part_bytes)
     read.opened()
     return read
 

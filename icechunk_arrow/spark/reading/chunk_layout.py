@@ -35,7 +35,7 @@ from icechunk_arrow.spark.reading.grids import SNAPSHOT, Column, choose_columns
 from icechunk_arrow.tables.columns import repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.core.predicates import Predicate
     from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.session import Session
+    from icechunk_arrow.spark.reading.grids import ArrayQuery
 
     Coordinates = npt.NDArray[np.uint64]
 
@@ -79,25 +80,17 @@ class _Source:
 class ChunkRows:
     """Chunks of arrays of one data type: those that a condition on dimensions touches, whole."""
 
-    def __init__(
-        self,
-        session: Session,
-        paths: Sequence[str],
-        *,
-        where: Predicate | None = None,
-        nulls: bool = False,
-        columns: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, session: Session, query: ArrayQuery) -> None:
         self._files = session._context.files  # noqa: SLF001 -- a session's references come without their places
         self._fast = session._context.storage.capabilities.fast  # noqa: SLF001
-        self._nulls = nulls
+        self._nulls = query.nulls
         self._snapshot_id = session.snapshot_id
-        self._sources = [_source(session, path, where) for path in paths]
+        self._sources = [_source(session, path, query.where) for path in query.paths]
         types = [element_type(each.array, each.path) for each in self._sources]
         for each, kind in zip(self._sources, types, strict=True):
             if kind != types[0]:
                 raise InvalidInputError(
-                    f"the elements of {each.path} are {kind}, and those of {paths[0]} {types[0]}: their "
+                    f"the elements of {each.path} are {kind}, and those of {query.paths[0]} {types[0]}: their "
                     f"chunks do not go into one column; read them apart",
                     path=each.path,
                 )
@@ -109,7 +102,7 @@ class ChunkRows:
                 Column(name="shape", type=_NUMBERS),
                 Column(name="values", type=list_of(types[0])),
             ],
-            columns,
+            query.columns,
         )
         self.schema = pa.schema([(each.name, each.type) for each in self.columns])
 

@@ -177,7 +177,7 @@ class CommitStream:
         if self.read is None:
             return changed
         by_path = {each.node.path: each for each in changed if not each.is_gone}
-        return [by_path[path] for path in self.read.paths if path in by_path]
+        return [by_path[path] for path in self.read.query.paths if path in by_path]
 
     def read_part(self, part: tuple[Piece, ...]) -> Iterator[pa.RecordBatch]:
         """Give the rows of one part."""
@@ -228,19 +228,20 @@ class CommitStream:
 
     def _opened_at(self, snapshot_id: str) -> GridRows | ChunkRows:
         assert self.read is not None
+        paths = ", ".join(self.read.query.paths)
         with secrets_kept():
             session = pickle.dumps(Session(self.context, snapshot_id))
         try:
             opened = replace(self.read, session=session).opened()
         except NodeNotFoundError as error:
             raise InvalidInputError(
-                f"at the snapshot {snapshot_id} not all of the arrays {', '.join(self.read.paths)} are there: "
+                f"at the snapshot {snapshot_id} not all of the arrays {paths} are there: "
                 f"{error}. Begin a new query behind it, with since={snapshot_id}, or read them apart",
                 snapshot=snapshot_id,
             ) from error
         if not opened.schema.equals(self.schema):
             raise InvalidInputError(
-                f"at the snapshot {snapshot_id} the arrays {', '.join(self.read.paths)} give other columns "
+                f"at the snapshot {snapshot_id} the arrays {paths} give other columns "
                 f"({_listed(opened.schema)}) than when this query began ({_listed(self.schema)}); begin a new "
                 f"one, with since={snapshot_id}",
                 snapshot=snapshot_id,

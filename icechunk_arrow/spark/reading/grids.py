@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.session import Session
     from icechunk_arrow.spark.columns import Dimension
 
-__all__ = ["BATCH_ROWS", "SNAPSHOT", "Column", "GridRows", "choose_columns"]
+__all__ = ["BATCH_ROWS", "SNAPSHOT", "ArrayQuery", "Column", "GridRows", "choose_columns"]
 
 BATCH_ROWS = 1 << 17
 _BLOCK_BYTES = 32 << 20
@@ -61,30 +61,33 @@ SNAPSHOT = Column(name="_snapshot", type=pa.string())
 """The snapshot that a row is read from: it is there for those who name it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayQuery:
+    """What is asked of arrays, in either layout."""
+
+    paths: tuple[str, ...]
+    where: Predicate | None = None
+    nulls: bool = False
+    columns: tuple[str, ...] | None = None
+
+
 class GridRows:
     """Arrays that share shape and dimensions, with the elements that a condition selects."""
 
-    def __init__(
-        self,
-        session: Session,
-        paths: Sequence[str],
-        *,
-        where: Predicate | None = None,
-        nulls: bool = False,
-        columns: Sequence[str] | None = None,
-    ) -> None:
-        self._nulls = nulls
+    def __init__(self, session: Session, query: ArrayQuery) -> None:
+        paths = query.paths
+        self._nulls = query.nulls
         self._snapshot_id = session.snapshot_id
         opened = {path: open_array(session, path) for path in paths}
         first = paths[0]
         for path, array in opened.items():
             _check_fits(first, opened[first], path, array)
         self.dimensions: list[Dimension] = dimensions_of(session, first, opened[first])
-        self.columns = choose_columns(_columns(self.dimensions, opened), columns)
+        self.columns = choose_columns(_columns(self.dimensions, opened), query.columns)
         self._arrays = {
             each.path: opened[each.path] for each in self.columns if each.path is not None
         }
-        self._ranges = selected(self.dimensions, where, first)
+        self._ranges = selected(self.dimensions, query.where, first)
         self._grids = {path: session.get_array(path).grid for path in paths}
         grids = [self._grids[path] for path in (self._arrays or (first,))]
         self.grid: Grid = max(grids, key=lambda grid: math.prod(grid.chunk_shape))

@@ -103,8 +103,8 @@ def pinned(options: Mapping[str, str]) -> dict[str, str]:
 
     A source that does so when it is made gives all queries of a frame the same: it is made when a frame is loaded,
     or of one whose schema was given, when Spark first plans a query.
-    Where that cannot be told, because the options are of a write, or wrong, they stay as they are: whoever uses
-    them says what is wrong.
+    Where that cannot be told, because the options are of a write, or wrong, they stay as they are: the reader or
+    writer that takes them says what is wrong.
     """
     kept = {str(name).lower(): value for name, value in options.items()}
     try:
@@ -266,22 +266,15 @@ def _read_of(asked: Options, names: tuple[str, ...] | None = None) -> ArrayRead 
 
 
 def _array_read(asked: Options, session: Any, columns: tuple[str, ...] | None) -> ArrayRead:
-    paths = asked.take_list("array") or []
-    layout = asked.take_one_of("layout", LAYOUTS, "rows")
-    where = asked.take("where")
-    nulls = asked.take_flag("nulls")
-    part_bytes = asked.take_number("partition_bytes", PART_BYTES)
+    words: dict[str, Any] = {
+        "paths": asked.take_list("array") or [],
+        "layout": asked.take_one_of("layout", LAYOUTS, "rows"),
+        "where": asked.take("where"),
+        "nulls": asked.take_flag("nulls"),
+        "part_bytes": asked.take_number("partition_bytes", PART_BYTES),
+    }
     asked.refuse_rest("reading arrays")
-    assert part_bytes is not None
-    return plan_read(
-        session,
-        paths,
-        layout=layout,
-        where=where,
-        nulls=nulls,
-        columns=columns,
-        part_bytes=part_bytes,
-    )
+    return plan_read(session, columns=columns, **words)
 
 
 def _stream(asked: Options, names: tuple[str, ...] | None = None) -> CommitStream:

@@ -229,8 +229,6 @@ class _Write:
     tip: Tip
     """Where the branch stood when the write was planned."""
     work: StageRows | StageCells
-    merging: str
-    """What becomes of a chunk that two tasks wrote: error or last."""
     mode: str
     arrays: Mapping[str, Any]
     message: str
@@ -257,11 +255,12 @@ class _Write:
         session = self.session()
         if not apply_mode(self.mode, session, totals_of(parts).paths):
             return None
+        if isinstance(self.work, StageRows):
+            session.merge_written(parts, duplicates=self.work.duplicates)
+            return session
         try:
-            session.merge_written(parts, duplicates=self.merging)
+            session.merge_written(parts)
         except InvalidInputError as error:
-            if isinstance(self.work, StageRows):
-                raise
             raise InvalidInputError(
                 f"rows of one chunk came in several partitions, each of which makes a chunk of its own of them. "
                 f"Use icechunk_arrow.spark.write_rows, which brings them together, or repartition the frame "
@@ -311,11 +310,11 @@ def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _
     storage_options = given.storage_options()
     if table == "rows":
         work: StageRows | StageCells = _cells_of(given, replaces=overwrite)
-        merging = "error"
     else:
-        merging = given.take_one_of("duplicates", ("error", "last"), "error")
         work = StageRows(
-            kind=table, array_path=path_or_column(given.take("array")), duplicates=merging
+            kind=table,
+            array_path=path_or_column(given.take("array")),
+            duplicates=given.take_one_of("duplicates", ("error", "last"), "error"),
         )
     given.refuse_rest("writing")
     check_message(message, metadata)
@@ -325,7 +324,6 @@ def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _
         context=context,
         tip=tip_to_write(context, branch),
         work=work,
-        merging=merging,
         mode=mode,
         arrays=arrays,
         message=message,

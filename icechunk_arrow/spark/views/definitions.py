@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.spark.quoting import identifier, json_text
-from icechunk_arrow.tables.manifests import inventory_table
 from icechunk_arrow.tables.metadata import metadata_table
-from icechunk_arrow.tables.nodes import grid_run_table
+from icechunk_arrow.tables.nodes import grid_run_table, inventory_table
 from icechunk_arrow.tables.queries import (
     Source,
     change_query,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from icechunk_arrow.errors import InvalidInputError
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.spark.quoting import file_pattern, identifier, rows_text, spark_root, text
-from icechunk_arrow.spark.views.attaching import check_name
+from icechunk_arrow.spark.views.attaching import READING, check_name, check_place
 from icechunk_arrow.spark.views.definitions import (
     Target,
     coordinate_functions,
@@ -23,14 +23,12 @@ from icechunk_arrow.spark.views.definitions import (
     snapshot_queries,
     view_name,
 )
-from icechunk_arrow.spark.views.session import READING, check_place
 from icechunk_arrow.tables.attaching import Attachment
 from icechunk_arrow.tables.queries import root_uri
-from icechunk_arrow.tables.selection import Selection
+from icechunk_arrow.tables.selection import Selection, Which
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     import pyarrow as pa
 
@@ -50,12 +48,9 @@ def sql_script(
     repository: Place | Mapping[str, Place],
     name: str = "icechunk",
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | None = None,
     since: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **which: Unpack[Which],
 ) -> str:
     """Write SQL that makes temporary views with the tables of a snapshot, for Spark alone.
 
@@ -81,10 +76,9 @@ def sql_script(
         Statements with ``;`` at the ends of lines: ``spark-sql -i script.sql`` makes the views and goes on.
     """
     check_name(name)
-    selection = Selection(branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    attachment = Attachment.of(name, repository, storage_options, selection, since)
-    united = attachment.members.united
-    for context in attachment.members.contexts.values():
+    attachment = Attachment.of(name, repository, storage_options, Selection(**which), since)
+    united = attachment.united
+    for context in attachment.contexts.values():
         check_place(context.storage.url)
         if ":" in root_uri(context.storage.url).partition("://")[2]:
             raise InvalidInputError(

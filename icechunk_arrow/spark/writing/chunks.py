@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -140,8 +140,8 @@ class GridTasks:
                 if total * along < _MOST_BOXES:
                     strides[row, d], total = total, total * along
             boxes.append(total)
-            said = (view.node.columns.dimension_names if view.node.columns else None) or ()
-            for known, name in zip(names, said, strict=False):
+            own = (view.node.columns.dimension_names if view.node.columns else None) or ()
+            for known, name in zip(names, own, strict=False):
                 if name is not None:
                     known[name] = None
         first, scale, count = _shares([max(view.grid.chunk_count, 1) for view in views], boxes)
@@ -387,19 +387,21 @@ def stage_frame(
 # -- the functions
 
 
+class WriteWords(TypedDict, total=False):
+    """Words that go with every write of references or chunks."""
+
+    arrays: Mapping[str, ArraySpec] | None
+    mode: str
+    duplicates: Duplicates
+    shuffle: bool
+    branch: str
+    message: str
+    metadata: Mapping[str, Any] | None
+    storage_options: Mapping[str, Any] | None
+
+
 def write_references(
-    df: Any,
-    target: Target,
-    array_path: Any = None,
-    *,
-    arrays: Mapping[str, ArraySpec] | None = None,
-    mode: str = "append",
-    duplicates: Duplicates = "error",
-    shuffle: bool = True,
-    branch: str = "main",
-    message: str = "write references",
-    metadata: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    df: Any, target: Target, array_path: Any = None, **words: Unpack[WriteWords]
 ) -> WriteResult:
     """Write a frame of virtual references: byte ranges of files that exist already.
 
@@ -418,87 +420,60 @@ def write_references(
         Arrays that are made where they are not there yet: path to a Zarr v3 document, or to the arguments of
         ``zarr.create_array``.
     mode
-        ``append`` writes over what is there, chunk by chunk; ``overwrite`` first removes all chunks of the arrays
-        that rows are for; ``error`` and ``ignore`` refuse, or do nothing, if one of these has chunks.
+        ``append``, unless another one is named, writes over what is there, chunk by chunk; ``overwrite`` first
+        removes all chunks of the arrays that rows are for; ``error`` and ``ignore`` refuse, or do nothing, if one
+        of these has chunks.
     duplicates
-        ``error`` refuses a chunk that comes twice; ``last`` takes the last of its rows, in the frame's order.
+        ``error``, unless said otherwise, refuses a chunk that comes twice; ``last`` takes the last of its rows, in
+        the frame's order.
     shuffle
-        Bring neighbouring chunks together first. Without it the frame's own partitions are the tasks: right in
-        any case, and best if each holds a range of the array.
+        True, unless said otherwise: bring neighbouring chunks together first. Without it the frame's own partitions
+        are the tasks: right in any case, and best if each holds a range of the array.
     branch, message, metadata
-        Of the commit.
+        Of the commit; the branch is ``main``, unless another one is named.
     storage_options
         For a URL, as ``Repository.open`` takes them.
     """
-    return _write(
-        df,
-        target,
-        StageRows(kind="references", array_path=path_or_column(array_path), duplicates=duplicates),
-        arrays=arrays,
-        mode=mode,
-        shuffle=shuffle,
-        branch=branch,
-        message=message,
-        metadata=metadata,
-        storage_options=storage_options,
-    )
+    return _write("references", df, target, array_path, **words)
 
 
 def write_chunks(
-    df: Any,
-    target: Target,
-    array_path: Any = None,
-    *,
-    arrays: Mapping[str, ArraySpec] | None = None,
-    mode: str = "append",
-    duplicates: Duplicates = "error",
-    shuffle: bool = True,
-    branch: str = "main",
-    message: str = "write chunks",
-    metadata: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    df: Any, target: Target, array_path: Any = None, **words: Unpack[WriteWords]
 ) -> WriteResult:
     """Write a frame of chunks that are encoded already, as the codecs of their arrays make them.
 
     The columns are ``index`` (or one per dimension), ``data`` with the bytes, and ``path`` where ``array_path`` is
     not given. Everything else is as in :func:`write_references`.
     """
-    return _write(
-        df,
-        target,
-        StageRows(kind="chunks", array_path=path_or_column(array_path), duplicates=duplicates),
-        arrays=arrays,
-        mode=mode,
-        shuffle=shuffle,
-        branch=branch,
-        message=message,
-        metadata=metadata,
-        storage_options=storage_options,
-    )
+    return _write("chunks", df, target, array_path, **words)
 
 
 def _write(
+    kind: str,
     df: Any,
     target: Target,
-    work: StageRows,
+    array_path: Any,
     *,
-    arrays: Mapping[str, ArraySpec] | None,
-    mode: str,
-    shuffle: bool,
-    branch: str,
-    message: str,
-    metadata: Mapping[str, Any] | None,
-    storage_options: Mapping[str, Any] | None,
+    arrays: Mapping[str, ArraySpec] | None = None,
+    mode: str = "append",
+    duplicates: Duplicates = "error",
+    shuffle: bool = True,
+    branch: str = "main",
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> WriteResult:
+    path = path_or_column(array_path)
+    work = StageRows(kind=kind, array_path=path, duplicates=duplicates)
+    if message is None:
+        message = f"write {kind}"
     check_mode(mode)
     with writing(
         target, branch=branch, message=message, metadata=metadata, storage_options=storage_options
     ) as under_way:
         session = under_way.session
         make_arrays(session, arrays or {})
-        path = work.array_path
-        what = f"icechunk_arrow: {work.kind} to {session.storage_url}"
-        with job_description(df.sparkSession, what):
+        with job_description(df.sparkSession, f"icechunk_arrow: {kind} to {session.storage_url}"):
             under_way.totals = stage_frame(
                 df,
                 session,

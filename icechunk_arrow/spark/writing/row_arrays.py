@@ -95,7 +95,7 @@ def read_arrays(
     if not arrays:
         raise InvalidInputError("there is no column of values beside those of the dimensions")
     found = []
-    for column, said in arrays.items():
+    for column, spec in arrays.items():
         if column not in types:
             raise InvalidInputError(
                 f"the frame has no column {column!r}; it has {', '.join(map(repr, types))}"
@@ -104,11 +104,11 @@ def read_arrays(
             raise InvalidInputError(
                 f"the column {column!r} cannot be a dimension and values at once"
             )
-        options = dict(said) if isinstance(said, Mapping) else {"path": said}
+        options = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
         path = options.pop("path", column)
         if not isinstance(path, str) and not hasattr(path, "name"):
             raise InvalidInputError(
-                f"arrays[{column!r}] must be a path, an array of zarr, or a mapping, not {said!r}"
+                f"arrays[{column!r}] must be a path, an array of zarr, or a mapping, not {spec!r}"
             )
         full = node_path(path, group)
         found.append(RowArray(column=column, type=types[column], path=full, options=options))
@@ -123,9 +123,9 @@ def named_paths(arrays: Any, group: str) -> list[str]:
     if arrays is None:
         return [f"{node_path(group).rstrip('/')}/*"]
     names: Any = [arrays] if isinstance(arrays, str) else arrays
-    said = dict(names) if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    specs = dict(names) if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
     found = []
-    for column, each in said.items():
+    for column, each in specs.items():
         path = each.get("path", column) if isinstance(each, Mapping) else each
         found.append(node_path(path, group))
     return found

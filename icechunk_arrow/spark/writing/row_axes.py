@@ -520,9 +520,9 @@ def _first_missing(lookup: Lookup, bounds: pa.Array) -> Any:
 def _outside(
     request: AxisRequest, rows: AxisRows, value: Any, length: int, why: str | None = None
 ) -> InvalidInputError:
-    said = why or f"it is none of the {length} places along {request.name!r}"
+    reason = why or f"it is none of the {length} places along {request.name!r}"
     more = "" if request.extends else "; outside='extend' makes the arrays longer, at their end"
     return InvalidInputError(
-        f"rows have {request.column}={shown(value, is_time=rows.kind == 'time')}: {said}{more}",
+        f"rows have {request.column}={shown(value, is_time=rows.kind == 'time')}: {reason}{more}",
         column=request.column,
     )

@@ -192,7 +192,7 @@ def row_targets(
     **_: Any,
 ) -> RowTargets:
     """Say which columns of a frame :func:`write_rows` would write to which arrays, with the same words."""
-    found, columns, _present = _settle(
+    found, columns, _present = _choose_columns(
         session,
         _column_types(df),
         arrays,
@@ -207,10 +207,10 @@ def row_targets(
 # -- which columns are values, and which coordinates
 
 
-def _settle(
+def _choose_columns(
     session: Session,
     types: Types,
-    said: Any,
+    asked: Any,
     dimensions: Sequence[str] | None,
     *,
     group: str,
@@ -220,13 +220,13 @@ def _settle(
     """Say which columns are values and which coordinates, and what of the arrays is there."""
     if isinstance(dimensions, str):
         dimensions = [dimensions]
-    if said is None and dimensions is None:
+    if asked is None and dimensions is None:
         # the arrays that have the names of columns tell
         dimensions = dimensions_of_columns(session, types, group) or list(coordinates)
         if not dimensions:
             raise _unnamed()
     others = [] if order_by is None else [order_by]
-    arrays = read_arrays(said, types, group, [*(dimensions or []), *others])
+    arrays = read_arrays(asked, types, group, [*(dimensions or []), *others])
     present = shared_shape(session, arrays)
     columns = _coordinate_columns(dimensions, present, types, coordinates)
     if order_by is not None and kind_of(types.get(order_by, pa.null())) in {None, "text"}:
@@ -299,13 +299,13 @@ class _RowsWrite:
     rules: CellRules
     extends: bool
 
-    def run(self, said: Any, dimensions: Sequence[str] | None) -> TaskTotals:
+    def run(self, asked: Any, dimensions: Sequence[str] | None) -> TaskTotals:
         """Look at the rows, make what is not there, and let tasks write."""
         session, types, order_by = self.session, self.types, self.rules.order_by
-        arrays, columns, present = _settle(
+        arrays, columns, present = _choose_columns(
             session,
             types,
-            said,
+            asked,
             dimensions,
             group=self.group,
             coordinates=list(self.coordinates),

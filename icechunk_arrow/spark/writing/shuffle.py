@@ -22,7 +22,7 @@ from icechunk_arrow.core.columns import (
     run_edges,
     to_numpy,
 )
-from icechunk_arrow.spark.writing.tasks import telling_errors
+from icechunk_arrow.spark.writing.tasks import marking_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ class _Pack:
         from pyspark import TaskContext  # noqa: PLC0415  (where this runs it is there)
 
         context = TaskContext.get()
-        with telling_errors():
+        with marking_errors():
             yield from packed(self.placement, batches, context.partitionId() if context else 0)
 
 

@@ -197,7 +197,7 @@ def _into(write: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str,
         return "rows", named_paths(arguments.get("arrays"), arguments.get("group", "/"))
     name = getattr(write, "__qualname__", type(write).__qualname__)
     plain = json.dumps(arguments, sort_keys=True, default=lambda other: type(other).__qualname__)
-    # a digest: names stand in snapshots for everybody to read, and arguments may hold secrets
+    # a digest: names stand in snapshots for every reader to see, and arguments may hold secrets
     return name, [hashlib.sha256(plain.encode()).hexdigest()[:16]] if arguments else []
 
 

@@ -38,8 +38,8 @@ __all__ = [
     "check_reachable",
     "error_of",
     "job_description",
+    "marking_errors",
     "run_tasks",
-    "telling_errors",
     "totals_of",
     "unlimited_batches",
     "work_on",
@@ -91,7 +91,7 @@ class _Task:
     work: Callable[[ForkSession, Iterator[pa.RecordBatch]], None]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with telling_errors():
+        with marking_errors():
             written = work_on(self.fork.value, self.work, batches)
         if written is not None:
             data = from_values([pickle.dumps(written)], pa.binary())
@@ -179,7 +179,7 @@ def check_reachable(session: Session) -> None:
 
 
 @contextmanager
-def telling_errors() -> Iterator[None]:
+def marking_errors() -> Iterator[None]:
     """Mark errors of ours, so that they can be told from the text of which Spark passes."""
     try:
         yield
@@ -190,8 +190,8 @@ def telling_errors() -> Iterator[None]:
             for name, value in vars(error).items()
             if name != "message" and isinstance(value, plain)
         }
-        said = {"class": type(error).__name__, "message": error.message, "facts": facts}
-        code = base64.b64encode(json.dumps(said).encode()).decode()
+        carried = {"class": type(error).__name__, "message": error.message, "facts": facts}
+        code = base64.b64encode(json.dumps(carried).encode()).decode()
         error.add_note(f"[icechunk_arrow error {code}]")
         raise
 
@@ -201,12 +201,12 @@ def error_of(error: BaseException) -> IcechunkArrowError | None:
     found = _MARK.search(str(error))
     if found is None:
         return None
-    said = json.loads(base64.b64decode(found[1]))
-    kind = getattr(errors, said["class"], IcechunkArrowError)
+    carried = json.loads(base64.b64decode(found[1]))
+    kind = getattr(errors, carried["class"], IcechunkArrowError)
     made: IcechunkArrowError = (
         kind.__new__(kind) if not issubclass(kind, OSError) else OSError.__new__(kind)
     )
-    IcechunkArrowError.__init__(made, said["message"], **said["facts"])
+    IcechunkArrowError.__init__(made, carried["message"], **carried["facts"])
     return made
 
 
