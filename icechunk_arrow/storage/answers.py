@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.port import check_size
@@ -51,8 +52,7 @@ class Part(NamedTuple):
     """Microseconds since 1970, UTC; whole seconds where the place knows no finer ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """Which bytes of a file are asked for."""
 
     key: str

@@ -23,8 +23,9 @@ import stat
 import sys
 import threading
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.forked_children import renew_in_forks
@@ -357,8 +358,7 @@ class Descriptor:
             _close(self.fd)
 
 
-@dataclass(slots=True, eq=False)
-class _Batch:
+class _Batch(Struct, eq=False):
     """What one sync makes durable."""
 
     files: list[Descriptor] = field(default_factory=list)

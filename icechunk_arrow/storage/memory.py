@@ -11,10 +11,11 @@ import os
 import secrets
 import threading
 from bisect import insort
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import (
     AlreadyExistsError,
@@ -46,8 +47,7 @@ _PROCESS = secrets.token_hex(8)
 _FEW = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
+class _Object(Struct, frozen=True):
     data: bytes
     modified: datetime
 

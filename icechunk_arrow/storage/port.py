@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from icechunk_arrow.errors import InvalidInputError, OversizedFileError, ReadOnlyError
 
@@ -36,8 +37,7 @@ _KEY = re.compile(f"{_PART}(?:/{_PART})*")
 _LARGEST = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectInfo:
+class ObjectInfo(Struct, frozen=True, kw_only=True):
     """One object of a listing."""
 
     key: str
@@ -46,8 +46,7 @@ class ObjectInfo:
     """When the place says it was written, in UTC; None where it does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True, kw_only=True):
     """What a place can do; what it cannot do is refused with the name of what is missing."""
 
     create: bool

@@ -7,8 +7,9 @@ what is stored.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.port import Storage

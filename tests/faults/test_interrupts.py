@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from icechunk_arrow import (
     AlreadyExistsError,
