@@ -122,8 +122,8 @@ def shown(value: Any, *, is_time: bool) -> str:
 
 def _floats(values: pa.Array) -> npt.NDArray[np.float64]:
     """Give numbers as floats, nulls as NaN."""
-    found = _numbers(values).astype(np.float64, copy=False)
-    return np.where(validity(values), found, np.nan) if values.null_count else found
+    floats = _numbers(values).astype(np.float64, copy=False)
+    return np.where(validity(values), floats, np.nan) if values.null_count else floats
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
@@ -138,7 +138,7 @@ def _column(values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-# -- a grid that somebody gives
+# -- a grid that a caller gives
 
 
 class RegularGrid(Struct, frozen=True, kw_only=True):
@@ -215,10 +215,10 @@ class RegularGrid(Struct, frozen=True, kw_only=True):
 
 
 def _number(value: Number) -> int | float:
-    found: Any = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(found, int | float):
+    number: Any = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, int | float):
         raise InvalidInputError(f"{value!r} is no number to count with")
-    return found
+    return number
 
 
 class GridLookup(Struct, frozen=True, kw_only=True):
@@ -264,8 +264,8 @@ class GridLookup(Struct, frozen=True, kw_only=True):
             places = (away + step // 2) // step if self.tolerance else away // step
             off = np.abs(away - places * step)
         inside &= (off <= self.tolerance) & (places >= 0) & (places < self.length)
-        found: Places = places if bool(inside.all()) else np.where(inside, places, -1)
-        return found
+        located: Places = places if bool(inside.all()) else np.where(inside, places, -1)
+        return located
 
 
 class PositionLookup(Struct, frozen=True, kw_only=True):
@@ -347,16 +347,16 @@ def _by_steps(wanted: npt.NDArray[Any], known: npt.NDArray[Any]) -> Places:
 def _apart(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Give distances; of integers without a sign, as they may be longer than 63 bits."""
     if left.dtype.kind == "f":
-        found: npt.NDArray[Any] = np.abs(left - right)
-        return found
+        distances: npt.NDArray[Any] = np.abs(left - right)
+        return distances
     whole: npt.NDArray[Any] = np.maximum(left, right) - np.minimum(left, right)
     return whole.view(np.uint64)
 
 
 def _by_hash(wanted: pa.Array, known: pa.Array) -> Places:
-    found = pc.fill_null(pc.index_in(wanted, known, skip_nulls=True), -1)
-    data = np.frombuffer(found.buffers()[1] or b"", np.int32)
-    places: Places = np.asarray(data[found.offset : found.offset + len(found)], np.int64)
+    indices = pc.fill_null(pc.index_in(wanted, known, skip_nulls=True), -1)
+    data = np.frombuffer(indices.buffers()[1] or b"", np.int32)
+    places: Places = np.asarray(data[indices.offset : indices.offset + len(indices)], np.int64)
     return places
 
 

@@ -90,8 +90,8 @@ def points_of(box: Box, start: int, stop: int) -> Points:
     if not box:
         return np.zeros((len(places), 0), np.uint64)
     lengths = tuple(high - low for low, high in box)
-    found = np.stack(np.unravel_index(places, lengths), axis=1).astype(np.uint64)
-    return found + np.array([low for low, _ in box], np.uint64)
+    offsets = np.stack(np.unravel_index(places, lengths), axis=1).astype(np.uint64)
+    return offsets + np.array([low for low, _ in box], np.uint64)
 
 
 def around(points: Points) -> Box:
@@ -102,10 +102,10 @@ def around(points: Points) -> Box:
 
 def inside(box: Box, points: npt.NDArray[Any]) -> Mask:
     """For each of some points, whether it lies in a box."""
-    found = np.ones(len(points), np.bool_)
+    within = np.ones(len(points), np.bool_)
     for d, (start, stop) in enumerate(box):
-        found &= (points[:, d] >= start) & (points[:, d] < stop)
-    return found
+        within &= (points[:, d] >= start) & (points[:, d] < stop)
+    return within
 
 
 def boxes_of_run(counts: Sequence[int], start: int, stop: int) -> Iterator[Box]:
@@ -262,12 +262,12 @@ class Boxes(Struct, frozen=True, eq=False):
 
     def meet_ranges(self, ranges: Sequence[npt.NDArray[np.int64]]) -> Mask:
         """For each, whether along every dimension it meets one of the ranges given for it, which rise."""
-        found = np.ones(len(self), np.bool_)
+        meets = np.ones(len(self), np.bool_)
         for d, each in enumerate(ranges if len(self) else ()):
             starts, stops = (side[:, d].astype(np.int64) for side in (self.starts, self.stops))
             first = np.searchsorted(each[:, 1], starts, "right")
-            found &= first < np.searchsorted(each[:, 0], stops, "left")
-        return found
+            meets &= first < np.searchsorted(each[:, 0], stops, "left")
+        return meets
 
     def _met_by(self, starts: Points, stops: Points) -> Mask:
         """For each, whether it meets one of some boxes.
@@ -275,9 +275,9 @@ class Boxes(Struct, frozen=True, eq=False):
         Those that do not even meet the box around all of them are left out first; the others are compared with
         each, a block of pairs at a time.
         """
-        found = np.zeros(len(self), np.bool_)
+        met = np.zeros(len(self), np.bool_)
         if not len(starts) or not len(self):
-            return found
+            return met
         low, high = starts.min(axis=0), stops.max(axis=0)
         near = np.flatnonzero(((self.starts < high) & (low < self.stops)).all(axis=1))
         step = max(_PAIRS // len(starts), 1)
@@ -285,8 +285,8 @@ class Boxes(Struct, frozen=True, eq=False):
             some = near[first : first + step]
             low, high = self.starts[some][:, None], self.stops[some][:, None]
             pairs = _every((low < stops[None]) & (starts[None] < high))
-            found[some] = pairs.any(axis=1)
-        return found
+            met[some] = pairs.any(axis=1)
+        return met
 
     # of all of them
 
@@ -297,11 +297,11 @@ class Boxes(Struct, frozen=True, eq=False):
 
     def inside(self, points: Points) -> Mask:
         """For each of some points, whether it lies in one of the boxes."""
-        found = np.zeros(len(points), np.bool_)
+        within = np.zeros(len(points), np.bool_)
         if len(points) and len(self):
             for number in np.flatnonzero(self.meet(around(points))).tolist():
-                found |= inside(self[number], points)
-        return found
+                within |= inside(self[number], points)
+        return within
 
     def cover(self, box: Box) -> bool:
         """Whether every cell of a box lies in one of these boxes, which have no cell in common."""
@@ -321,7 +321,7 @@ class Boxes(Struct, frozen=True, eq=False):
     def meet_one_another(self) -> Mask:
         """For each, whether it has a cell in common with another one of them."""
         count, ndim = self.starts.shape
-        found = np.zeros(count, np.bool_)
+        met = np.zeros(count, np.bool_)
         if ndim == 0:
             return np.full(count, count > 1)
         order = np.argsort(self.starts[:, 0], kind="stable")
@@ -336,10 +336,10 @@ class Boxes(Struct, frozen=True, eq=False):
             a = np.repeat(np.arange(begin, stop), some)
             b = a + 1 + np.arange(len(a)) - np.repeat(np.cumsum(some) - some, some)
             meets = ((low[a] < high[b]) & (low[b] < high[a])).all(axis=1)
-            found[order[a[meets]]] = True
-            found[order[b[meets]]] = True
+            met[order[a[meets]]] = True
+            met[order[b[meets]]] = True
             begin = stop
-        return found
+        return met
 
     def labels(self) -> npt.NDArray[np.int64]:
         """Label boxes so that two with different labels have no cell in common.
@@ -381,6 +381,6 @@ def _divided(
     reach = np.maximum.accumulate(base + ranks[len(first) :])
     begins = base + ranks[: len(first)]
     gap = np.r_[True, begins[1:] >= reach[:-1]]
-    found = np.empty(len(labels), np.int64)
-    found[order] = np.cumsum(new_group | gap) - 1
-    return found
+    pieces = np.empty(len(labels), np.int64)
+    pieces[order] = np.cumsum(new_group | gap) - 1
+    return pieces

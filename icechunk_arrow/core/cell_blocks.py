@@ -133,15 +133,15 @@ class RowBlocks:
 
     def chunk_places(self, block: int, chunks: Places) -> npt.NDArray[np.int64]:
         """Say where some chunks of a block are in the grid of the arrays: a row for each, a column per axis."""
-        found = np.zeros((len(chunks), len(self.counts)), np.int64)
+        places = np.zeros((len(chunks), len(self.counts)), np.int64)
         rest = chunks
         along = self._blocks_along
         for d in reversed(range(len(self.counts))):
             step = self.block_shape[d]
             block, piece = divmod(block, along[d])
             rest, inner = np.divmod(rest, step)
-            found[:, d] = inner + (piece * step + self.first[d])
-        return found
+            places[:, d] = inner + (piece * step + self.first[d])
+        return places
 
     def cell_at(self, block: int, address: int) -> tuple[int, ...]:
         """Say which cell of the array an address of a block is."""
@@ -313,9 +313,9 @@ class _Single(CellBlock):
         return self.values
 
     def _refuse(self) -> None:
-        found = np.sort(np.concatenate(self.added))
-        again = found[1:][found[1:] == found[:-1]]
-        count = np.count_nonzero(found == again[0])
+        cells = np.sort(np.concatenate(self.added))
+        again = cells[1:][cells[1:] == cells[:-1]]
+        count = np.count_nonzero(cells == again[0])
         raise CellError(int(again[0]), f"{count} rows have a value for it")
 
 
@@ -388,9 +388,9 @@ class _Total(CellBlock):
         """Look at rows that were added."""
 
     def finish(self) -> Values:
-        found = self._result()
-        found[self.counts == 0] = self.missing
-        return found
+        values = self._result()
+        values[self.counts == 0] = self.missing
+        return values
 
     def _result(self) -> Values:
         raise NotImplementedError
@@ -438,7 +438,7 @@ class _Mean(_Total):
     result = "the mean of its rows"
 
     def _result(self) -> Values:
-        found = self.values / np.maximum(self.counts, 1)
+        means = self.values / np.maximum(self.counts, 1)
         if self.dtype.kind == "f":
-            return self._rounded(found)
-        return self._as_integers(found)
+            return self._rounded(means)
+        return self._as_integers(means)

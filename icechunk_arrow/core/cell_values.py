@@ -86,10 +86,10 @@ class CellType(Struct, frozen=True, kw_only=True):
     ) -> npt.NDArray[Any]:
         there = micros if valid is None else np.where(valid, micros, 0)
         if self.dtype.kind == "M":
-            found = there.view("M8[us]").astype(self.dtype)
-            wrong = found.astype("M8[us]") != there.view("M8[us]")
+            moments = there.view("M8[us]").astype(self.dtype)
+            wrong = moments.astype("M8[us]") != there.view("M8[us]")
             _refuse_first(wrong, valid, there, f"it is no whole {self.dtype}", is_time=True)
-            return found.view(np.int64)
+            return moments.view(np.int64)
         assert self.units is not None
         return encode_moments(there, self.units, self.dtype, valid)
 
@@ -139,19 +139,19 @@ def encode_moments(
     wrapped = (away > micros) if units.zero > 0 else (away < micros)
     _refuse_first(wrapped, valid, micros, "it is too far from the array's zero", is_time=True)
     if dtype.kind == "f":
-        found = (away / (units.nanoseconds / 1000)).astype(dtype)
-        back = np.rint(found.astype(np.float64) * (units.nanoseconds / 1000))
+        counted = (away / (units.nanoseconds / 1000)).astype(dtype)
+        back = np.rint(counted.astype(np.float64) * (units.nanoseconds / 1000))
         fine = back.astype(np.int64) == away
     elif units.nanoseconds < 1000:
         times = 1000 // units.nanoseconds
         fine = np.abs(away) < 2**63 // times
-        found = np.where(fine, away, 0) * times
+        counted = np.where(fine, away, 0) * times
     else:
         length = units.nanoseconds // 1000
-        found = away // length
-        fine = found * length == away
+        counted = away // length
+        fine = counted * length == away
     _refuse_first(~fine, valid, micros, "the array's units cannot express it", is_time=True)
-    return found if dtype.kind == "f" else _exactly(found, dtype, valid)
+    return counted if dtype.kind == "f" else _exactly(counted, dtype, valid)
 
 
 def is_whole_decimal(arrow_type: pa.DataType) -> bool:
@@ -190,8 +190,8 @@ def elements_of(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         texts = column.fill_null("") if column.null_count else column
         kind = object if dtype.kind == "O" else dtype
         return np.array(texts.to_pylist(), dtype=kind)
-    found = numpy_of(column)
-    return found.view(np.bool_ if dtype.kind == "b" else dtype) if dtype.kind in "bM" else found
+    values = numpy_of(column)
+    return values.view(np.bool_ if dtype.kind == "b" else dtype) if dtype.kind in "bM" else values
 
 
 def arrow_of(dtype: np.dtype[Any]) -> pa.DataType:
@@ -231,16 +231,16 @@ def _exactly(
     if np.can_cast(values.dtype, native, "safe") and not long_integers:
         return values.astype(native, copy=False)
     with np.errstate(all="ignore"):
-        found = values.astype(native)
-        same = found.astype(values.dtype) == values
+        converted = values.astype(native)
+        same = converted.astype(values.dtype) == values
     if native.kind in "iu" and values.dtype.kind in "iuf":
         limits = np.iinfo(native)
         same &= (values >= limits.min) & (values <= _largest(limits, values.dtype))
     elif values.dtype.kind in "iu":  # on the way back from a float what is too large wraps around
-        bounds, wide = np.iinfo(values.dtype), found.astype(np.float64)
+        bounds, wide = np.iinfo(values.dtype), converted.astype(np.float64)
         same &= (wide >= float(bounds.min)) & (wide < float(bounds.max) + 1)
     _refuse_first(~same, valid, values, f"{dtype} cannot hold it exactly", is_time=False)
-    return found
+    return converted
 
 
 def _largest(limits: np.iinfo[Any], dtype: np.dtype[Any]) -> Any:

@@ -110,9 +110,9 @@ class Shift(Struct, frozen=True, kw_only=True):
         if values.dtype.kind == "f":
             exact = values.astype(np.float64) * self.multiplier + self.addend
             with np.errstate(over="ignore", invalid="ignore"):
-                found = (exact / self.divisor).astype(values.dtype)
-                off = np.abs(found.astype(np.float64) * self.divisor - exact) * self.seconds
-            return None if (off > _FLOAT_SECONDS).any() else found
+                converted = (exact / self.divisor).astype(values.dtype)
+                off = np.abs(converted.astype(np.float64) * self.divisor - exact) * self.seconds
+            return None if (off > _FLOAT_SECONDS).any() else converted
         most = int(max(abs(int(values.max())), abs(int(values.min())))) if values.size else 0
         if most * self.multiplier + abs(self.addend) >= 2**63:
             return None
@@ -129,23 +129,23 @@ def find_time_units(units: object, calendar: object) -> TimeUnits | None:
     name = calendar.lower() if isinstance(calendar, str) else calendar
     if not isinstance(units, str) or not (name == _PROLEPTIC or name in _MIXED):
         return None
-    found = _SINCE.fullmatch(units)
-    if found is None or found["unit"].lower() not in _UNITS:
+    match = _SINCE.fullmatch(units)
+    if match is None or match["unit"].lower() not in _UNITS:
         return None
-    date = (int(found["year"]), int(found["month"]), int(found["day"]))
+    date = (int(match["year"]), int(match["month"]), int(match["day"]))
     day = _day_number(date, mixed=name != _PROLEPTIC)
-    clock = [int(found[each] or 0) for each in ("hour", "minute")]
-    second = Decimal(found["second"] or 0)
+    clock = [int(match[each] or 0) for each in ("hour", "minute")]
+    second = Decimal(match["second"] or 0)
     if day is None or clock[0] > 24 or clock[1] > 59 or second >= 60:
         return None
     zero = (day - _EPOCH_DAY) * _DAY + (clock[0] * 60 + clock[1]) * 60_000_000
     micros = second * 1_000_000
     zero += int(micros)
-    if found["sign"]:
-        minutes = int(found["zone_hour"]) * 60 + int(found["zone_minute"] or 0)
-        zero -= (-minutes if found["sign"] == "-" else minutes) * 60_000_000
+    if match["sign"]:
+        minutes = int(match["zone_hour"]) * 60 + int(match["zone_minute"] or 0)
+        zero -= (-minutes if match["sign"] == "-" else minutes) * 60_000_000
     return TimeUnits(
-        nanoseconds=_UNITS[found["unit"].lower()], zero=zero, is_exact=micros == int(micros)
+        nanoseconds=_UNITS[match["unit"].lower()], zero=zero, is_exact=micros == int(micros)
     )
 
 
@@ -207,8 +207,8 @@ def decode_times(values: npt.NDArray[Any], units: TimeUnits, name: str) -> npt.N
     else:
         moments = counted * (units.nanoseconds // 1000)
     moments = moments + rest + units.zero
-    found = moments.view("M8[us]") if moments.shape else moments.astype("M8[us]")
-    return np.where(valid, found, np.datetime64("NaT", "us"))
+    times = moments.view("M8[us]") if moments.shape else moments.astype("M8[us]")
+    return np.where(valid, times, np.datetime64("NaT", "us"))
 
 
 def to_microseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
@@ -219,11 +219,11 @@ def to_microseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         raise InvalidInputError(f"{name} counts time in {unit!r}, which has no fixed length")
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     try:
-        found = native.astype(f"{letter}8[us]")
+        micros = native.astype(f"{letter}8[us]")
     except OverflowError as error:
         raise _beyond(name) from error
     # older versions of numpy wrap around in silence
-    if (found.astype(f"{letter}8[{count}{unit}]") != native)[
+    if (micros.astype(f"{letter}8[{count}{unit}]") != native)[
         ~np.isnat(native)
     ].any() and unit not in {
         "ns",
@@ -232,7 +232,7 @@ def to_microseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         "as",
     }:
         raise _beyond(name)
-    return found
+    return micros
 
 
 def _beyond(name: str) -> InvalidInputError:
@@ -241,19 +241,19 @@ def _beyond(name: str) -> InvalidInputError:
 
 def packed_by(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> list[str]:
     """Give the attributes by which a number stands for another one."""
-    found = {"scale_factor", "add_offset"} & attributes.keys()
+    packing = {"scale_factor", "add_offset"} & attributes.keys()
     if _signed(dtype, attributes) != dtype:
-        found.add("_Unsigned")
-    return sorted(found)
+        packing.add("_Unsigned")
+    return sorted(packing)
 
 
 def missing_values(attributes: Mapping[str, Any]) -> list[Any]:
     """Give the stored numbers that stand for no value; NaN does so by itself."""
-    found: list[Any] = []
+    numbers: list[Any] = []
     for name in ("missing_value", "_FillValue"):
         if name in attributes:
-            found += [each for each in _numbers(attributes[name]) if each == each]  # noqa: PLR0124
-    return found
+            numbers += [each for each in _numbers(attributes[name]) if each == each]  # noqa: PLR0124
+    return numbers
 
 
 def decoded_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
@@ -279,20 +279,20 @@ def decode_values(values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> np
     target = decoded_dtype(values.dtype, attributes)
     stored = values.astype(values.dtype.newbyteorder("="), copy=False)
     signed = _signed(stored.dtype, attributes)
-    found = stored.astype(signed).astype(target)
+    decoded = stored.astype(signed).astype(target)
     for each in missing_values(attributes):
         # compared as xarray does: in the type that has been decoded to, where whole numbers may be rounded
-        found[found == _in_type(each, stored.dtype, signed)] = np.nan
+        decoded[decoded == _in_type(each, stored.dtype, signed)] = np.nan
     for name, apply in (("scale_factor", np.multiply), ("add_offset", np.add)):
         if name in attributes:
-            apply(found, _number(attributes[name]), out=found)
-    return found
+            apply(decoded, _number(attributes[name]), out=decoded)
+    return decoded
 
 
 def _signed(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
     """Take ``_Unsigned`` into account, which formats without unsigned types have."""
-    said = attributes.get("_Unsigned")
-    word = said.decode() if isinstance(said, bytes) else said
+    attribute = attributes.get("_Unsigned")
+    word = attribute.decode() if isinstance(attribute, bytes) else attribute
     if (dtype.kind, word) == ("i", "true"):
         return np.dtype(f"u{dtype.itemsize}")
     if (dtype.kind, word) == ("u", "false"):

@@ -70,15 +70,15 @@ class ChunkSet(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         Written chunks are sorted where it is known ``within`` which extent they lie.
         """
-        found = list(boxes)
+        filled = list(boxes)
         single = [deleted] if deleted is not None else []
         if written is not None and len(written):
             extent = extent_of(written, ndim) if within is None else extent_within(written, within)
             if volume(extent) == len(written):
-                found.append(extent)
+                filled.append(extent)
             else:
                 single.append(written)
-        full, sparse = Boxes.of(found, ndim), NO_INVENTORY
+        full, sparse = Boxes.of(filled, ndim), NO_INVENTORY
         if len(inventory):
             dense = (inventory.flags & DENSE) != 0
             full = full.and_also(inventory.boxes.chosen(dense))
@@ -129,19 +129,19 @@ class ChunkSet(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def mask(self, column: pa.Array) -> npt.NDArray[np.bool_]:
         """For each coordinate of a column, whether its chunk belongs to the set."""
-        found = np.zeros(len(column), np.bool_)
+        members = np.zeros(len(column), np.bool_)
         if not len(column):
-            return found
+            return members
         if len(self.coordinates):
-            found |= member_mask(column, self.coordinates)
+            members |= member_mask(column, self.coordinates)
         if self.kept is not None:
             points = coords.decode(column, self.ndim)
-            found |= (points >= np.array(self.kept, np.uint64)).any(axis=1)
-            return found | self.boxes.inside(points)
+            members |= (points >= np.array(self.kept, np.uint64)).any(axis=1)
+            return members | self.boxes.inside(points)
         if len(self.boxes):
             rows = self._between_boxes(column)
-            found[rows] |= self.boxes.inside(coords.decode(column.take(indices(rows)), self.ndim))
-        return found
+            members[rows] |= self.boxes.inside(coords.decode(column.take(indices(rows)), self.ndim))
+        return members
 
     def _between_boxes(self, column: pa.Array) -> npt.NDArray[np.int64]:
         """Rows between the first and the last coordinate of the boxes: no other has to be decoded."""

@@ -149,12 +149,14 @@ def are_virtual(names: pa.Array) -> npt.NDArray[np.bool_]:
     short = (
         np.diff(offsets) == _NATIVE_NAME
     )  # names of native files, nearly always: told by their letters at once
-    found = np.empty(len(names), np.bool_)
+    virtual = np.empty(len(names), np.bool_)
     others = np.flatnonzero(~short)
     if len(others):
         some = names if len(others) == len(names) else names.take(indices(others))
         marked = to_numpy(pc.match_substring(some, ":"))
-        found[others] = marked if marked.all() else marked | to_numpy(pc.match_substring(some, "/"))
+        virtual[others] = (
+            marked if marked.all() else marked | to_numpy(pc.match_substring(some, "/"))
+        )
     rows = np.flatnonzero(short)
     if len(rows):
         if len(others):
@@ -162,10 +164,10 @@ def are_virtual(names: pa.Array) -> npt.NDArray[np.bool_]:
         else:
             letters = data[offsets[0] : offsets[-1]].reshape(-1, _NATIVE_NAME)
         text = letters.tobytes()
-        found[rows] = False
+        virtual[rows] = False
         if b":" in text or b"/" in text:
-            found[rows] = np.isin(letters, np.frombuffer(b":/", np.uint8)).any(axis=1)
-    return found
+            virtual[rows] = np.isin(letters, np.frombuffer(b":/", np.uint8)).any(axis=1)
+    return virtual
 
 
 def chunk_table(columns: Mapping[str, pa.Array], count: int) -> pa.Table:
@@ -190,8 +192,8 @@ def is_chunk_table(table: pa.Table) -> bool:
     fields = list(table.schema)
     if len(fields) > len(CHUNK_SCHEMA) and fields[-1].equals(STATISTICS):
         fields.pop()
-    found = pa.schema(fields)
-    return bool(found.equals(CHUNK_SCHEMA) or found.equals(CODED_SCHEMA))
+    schema = pa.schema(fields)
+    return bool(schema.equals(CHUNK_SCHEMA) or schema.equals(CODED_SCHEMA))
 
 
 def _is_coded(table: pa.Table) -> bool:
@@ -222,12 +224,12 @@ def rows_of_refs(
         return empty_table(CHUNK_SCHEMA)
     # not by zip(*refs), which makes an iterator for each
     members = ([ref[place] for ref in refs] for place in range(len(_REF_COLUMNS)))
-    found: dict[str, list[Any]] = dict(zip(_REF_COLUMNS, members, strict=True))
-    in_file = np.fromiter((data is None for data in found["inline_data"]), np.bool_, count)
-    offsets = np.array(found.pop("offset"), np.uint64)
+    by_column: dict[str, list[Any]] = dict(zip(_REF_COLUMNS, members, strict=True))
+    in_file = np.fromiter((data is None for data in by_column["inline_data"]), np.bool_, count)
+    offsets = np.array(by_column.pop("offset"), np.uint64)
     columns = {
         name: from_values(values, CHUNK_SCHEMA.field(name).type)
-        for name, values in found.items()
+        for name, values in by_column.items()
         if values.count(None) < count
     }
     columns |= {
@@ -240,9 +242,9 @@ def rows_of_refs(
 
 def ref_of_row(table: pa.Table, row: int) -> ChunkRef:
     """Read one reference of a table."""
-    found = dict(zip(ChunkRef._fields, (table[name][row] for name in _REF_COLUMNS), strict=True))
-    modified = found.pop("last_modified")
-    ref = ChunkRef(**{name: value.as_py() for name, value in found.items()})
+    members = dict(zip(ChunkRef._fields, (table[name][row] for name in _REF_COLUMNS), strict=True))
+    modified = members.pop("last_modified")
+    ref = ChunkRef(**{name: value.as_py() for name, value in members.items()})
     return ref._replace(
         offset=ref.offset or 0, last_modified=modified.value if modified.is_valid else None
     )

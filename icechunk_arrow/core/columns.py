@@ -231,7 +231,7 @@ def any_array(
 ) -> pa.Array:
     """Build an array of any type, or of the type that the values seem to have, as pyarrow does.
 
-    It imports pandas: for what people hand over, and for what runs beside Spark, which has imported it already.
+    It imports pandas: for what callers hand over, and for what runs beside Spark, which has imported it already.
     """
     return pa.array(values, arrow_type, mask=None if valid is None else ~valid)
 
@@ -374,7 +374,7 @@ def _fixed_size(array: pa.Array, size: int) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Forget which values are null, where the parent is null and nobody looks."""
+    """Forget which values are null, where the parent is null and no reader looks."""
     if array.null_count == 0:
         return array
     children = []

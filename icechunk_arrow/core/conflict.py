@@ -170,9 +170,9 @@ def conflicts(
                 node_id=moved[0].id,
             ),
         )
-    found = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
-    found += _of_chunks(ours, theirs, known)
-    return (*found, *_of_deletions(ours, theirs))
+    reasons = [*_of_new_nodes(ours, theirs), *_of_updates(ours, theirs)]
+    reasons += _of_chunks(ours, theirs, known)
+    return (*reasons, *_of_deletions(ours, theirs))
 
 
 def to_be_read(ours: TransactionLog, theirs: TransactionLog) -> list[tuple[int, BulkWrite]]:
@@ -202,9 +202,9 @@ def given_way(node_id: int, theirs: TransactionLog) -> ChunkChanges | None:
     gone = {node.id for node in theirs.deleted} | {each.node.id for each in theirs.shifted}
     if node_id in gone:
         return None
-    found = theirs.chunks.get(node_id, ChunkChanges())
+    changes = theirs.chunks.get(node_id, ChunkChanges())
     placed = (*theirs.relocated.get(node_id, ()), *theirs.annotated.get(node_id, ()))
-    return replace(found, bulk=(*found.bulk, *placed))
+    return replace(changes, bulk=(*changes.bulk, *placed))
 
 
 def _of(kind: ConflictType, node: NodeName) -> Conflict:
@@ -222,24 +222,24 @@ def _of_new_nodes(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict
     arrays = {node.path for node in theirs.created if node.type == "array"}
     below = {above for node in theirs.created for above in _above(node.path)}
     gone = {node.path for node in theirs.deleted} - taken - {node.path for node in ours.created}
-    found = []
+    reasons = []
     for node in ours.created:
         if node.path in taken:
-            found.append(_of(ConflictType.NewNodeConflictsWithExistingNode, node))
+            reasons.append(_of(ConflictType.NewNodeConflictsWithExistingNode, node))
         elif (arrays | gone).intersection(_above(node.path)) or (
             node.type == "array" and node.path in below
         ):
-            found.append(_of(ConflictType.NewNodeInInvalidGroup, node))
-    return found
+            reasons.append(_of(ConflictType.NewNodeInInvalidGroup, node))
+    return reasons
 
 
 def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
     updated = theirs.updated
     deleted = {node.id for node in theirs.deleted}
-    found = []
+    reasons = []
     for node in ours.updated.values():
         if node.id in updated:
-            found.append(_of(ConflictType.ZarrMetadataDoubleUpdate, node))
+            reasons.append(_of(ConflictType.ZarrMetadataDoubleUpdate, node))
         if node.id in deleted:
             array = node.type == "array"
             kind = (
@@ -247,8 +247,8 @@ def _of_updates(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
                 if array
                 else ConflictType.ZarrMetadataUpdateOfDeletedGroup
             )
-            found.append(_of(kind, node))
-    return found
+            reasons.append(_of(kind, node))
+    return reasons
 
 
 def _of_chunks(
@@ -259,19 +259,19 @@ def _of_chunks(
     deleted = {node.id for node in theirs.deleted}
     created = {node.id for node in theirs.created}
     updated = theirs.updated
-    found = []
+    reasons = []
     for node_id in ours.chunks:
         node = ours.names[node_id]
         if node_id in deleted:
-            found.append(_of(ConflictType.ChunksUpdatedInDeletedArray, node))
+            reasons.append(_of(ConflictType.ChunksUpdatedInDeletedArray, node))
             continue
         if node_id in created:
             continue  # an id given out twice; ours is given another
         if node_id in updated:
-            found.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
+            reasons.append(_of(ConflictType.ChunksUpdatedInUpdatedArray, node))
         if node_id in theirs.chunks:
-            found += _of_double_updates(node, ours, theirs, known)
-    return found
+            reasons += _of_double_updates(node, ours, theirs, known)
+    return reasons
 
 
 def _of_double_updates(
@@ -281,13 +281,13 @@ def _of_double_updates(
     known: Known,
 ) -> list[Conflict]:
     mine, other = ours.chunks[node.id], theirs.chunks[node.id]
-    found = []
+    reasons = []
     if cuts_off(mine, other) or cuts_off(other, mine):
-        found.append(_of(ConflictType.ChunkDoubleUpdate, node))
+        reasons.append(_of(ConflictType.ChunkDoubleUpdate, node))
     of_node = {manifest: coords for (i, manifest), coords in known.items() if i == node.id}
     chunks, count = _both(mine, other, of_node)
     if count:
-        found.append(
+        reasons.append(
             Conflict(
                 conflict_type=ConflictType.ChunkDoubleUpdate,
                 path=node.path,
@@ -296,7 +296,7 @@ def _of_double_updates(
                 chunk_count=count,
             )
         )
-    return found
+    return reasons
 
 
 def cuts_off(mine: ChunkChanges, other: ChunkChanges) -> bool:
@@ -376,10 +376,10 @@ def _meeting(changes: ChunkChanges, other: ChunkChanges) -> ChunkChanges:
 def _of_deletions(ours: TransactionLog, theirs: TransactionLog) -> list[Conflict]:
     touched = {*theirs.updated, *theirs.chunks}
     below = {above for node in theirs.created for above in _above(node.path)}
-    found = []
+    reasons = []
     for node in ours.deleted:
         if node.type == "array" and node.id in touched:
-            found.append(_of(ConflictType.DeleteOfUpdatedArray, node))
+            reasons.append(_of(ConflictType.DeleteOfUpdatedArray, node))
         elif node.type == "group" and (node.id in touched or node.path in below):
-            found.append(_of(ConflictType.DeleteOfUpdatedGroup, node))
-    return found
+            reasons.append(_of(ConflictType.DeleteOfUpdatedGroup, node))
+    return reasons

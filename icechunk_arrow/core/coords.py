@@ -158,9 +158,9 @@ def as_words(coords: pa.Array) -> Words | None:
     words = np.empty(len(coords), np.uint64)
     for start in range(0, len(words), _BLOCK_ROWS):
         ends = offsets[start : start + _BLOCK_ROWS + 1]
-        found = _words_at(ends, data, 1)[ends[:-1] - ends[0]].byteswap(inplace=True)
+        block = _words_at(ends, data, 1)[ends[:-1] - ends[0]].byteswap(inplace=True)
         spare = np.uint64(8) * (_WORD - lengths[start : start + _BLOCK_ROWS]).astype(np.uint64)
-        words[start : start + _BLOCK_ROWS] = (found >> spare) << spare
+        words[start : start + _BLOCK_ROWS] = (block >> spare) << spare
     return words
 
 
@@ -247,10 +247,10 @@ def _fault(coord: bytes, ndim: int) -> str | None:
         if position >= len(coord):
             return f"has fewer than {ndim} indices"
         size = 1 << (coord[position] >> 6)
-        found = coord[position : position + size]
-        if len(found) < size:
+        index = coord[position : position + size]
+        if len(index) < size:
             return "ends within an index"
-        if encode_one(decode_one(found)) != found:
+        if encode_one(decode_one(index)) != index:
             return "is not in its shortest form"
         position += size
     return f"has more than {ndim} indices" if position != len(coord) else None
@@ -269,7 +269,7 @@ def decode_lists(coords: pa.Array) -> pa.Array:
     place = offsets[:-1].astype(np.int64)
     stop = np.where(valid, offsets[1:], offsets[:-1]).astype(np.int64)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    rows, found = [], []
+    rows, parts = [], []
     waiting = np.flatnonzero(place < stop)
     while len(waiting):
         at = place[waiting]
@@ -282,11 +282,11 @@ def decode_lists(coords: pa.Array) -> pa.Array:
         if (place[waiting] > stop[waiting]).any():
             raise CorruptFileError("a chunk coordinate ends within an index")
         rows.append(waiting)
-        found.append(value)
+        parts.append(value)
         waiting = waiting[place[waiting] < stop[waiting]]
     every = np.concatenate([np.empty(0, np.int64), *rows])
     order = np.argsort(every, kind="stable")
-    values = np.concatenate([np.empty(0, np.int64), *found])[order]
+    values = np.concatenate([np.empty(0, np.int64), *parts])[order]
     lengths = np.bincount(every, minlength=len(coords))
     nulls = bitmap(valid)
     return pa.Array.from_buffers(

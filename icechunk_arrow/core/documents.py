@@ -6,7 +6,7 @@ structure file. Must not know Arrow or Parquet.
 Nothing of a document is ever lost. What the columns say is put together as a document in its usual
 spelling and compared with the original; the difference is the extension, a patch of top-level
 members. So an object-valued data type, a codec given as a bare string, an absent separator and a
-member that nobody knows yet need no rule of their own.
+member that is not known here yet need no rule of their own.
 
 A document is a plain `dict` as `json.loads` gives it. It is shared freely: never change one.
 """

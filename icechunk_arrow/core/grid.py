@@ -4,7 +4,7 @@ Owns the meaning of the members `chunk_grid` and `data_type` of a Zarr document,
 how a chunk is named in a key, nor where one is stored.
 
 A rectilinear grid may say "a million million chunks of length 1" in twenty bytes, so chunks are kept as runs of
-equal edges and never written out; a regular axis is one run without an end. A data type that nobody knows here has
+equal edges and never written out; a regular axis is one run without an end. A data type that is not known here has
 no size, rather than a wrong one.
 """
 

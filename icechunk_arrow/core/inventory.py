@@ -332,7 +332,7 @@ def describe(
     else:
         pairs = _extents(column, ranks, counts)
     kinds = np.bitwise_or.reduceat(kinds_of_rows(table), rows) if len(rows) else np.empty(0, "u1")
-    found = Inventory(
+    inventory = Inventory(
         manifests=(manifest,),
         codes=np.zeros(len(owners), np.int64),
         owners=owners.astype(np.int64),
@@ -343,10 +343,10 @@ def describe(
         ranks=ranks,
         pairs=pairs,
     )
-    for which, boxes in found.boxes_by_rank():
+    for which, boxes in inventory.boxes_by_rank():
         # exact wherever it can equal a number of rows, which is below 2**32
-        found.flags[which[boxes.volumes() == counts[which]]] |= np.uint16(DENSE)
-    return found
+        inventory.flags[which[boxes.volumes() == counts[which]]] |= np.uint16(DENSE)
+    return inventory
 
 
 def _extents(column: pa.Array, ranks: Rows, counts: Rows) -> npt.NDArray[np.uint64]:

@@ -90,7 +90,7 @@ def json_bytes(data: bytes) -> int:
 
 
 def parse_json(data: bytes) -> Any:
-    """Decode JSON that somebody wrote: no member twice, and not too deep to be written again.
+    """Decode JSON that any writer wrote: no member twice, and not too deep to be written again.
 
     Raises
     ------

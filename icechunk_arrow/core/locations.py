@@ -51,12 +51,12 @@ _PLAIN_WEB = r"^https?://[A-Za-z0-9._-]+(:[1-9][0-9]{0,3})?/[!\"$-\[\]-~]*$"
 
 def fault_of_location(location: str) -> str | None:
     """Say why no reader could use a location, or None."""
-    found = _SCHEME.match(location)
-    if found is None:
+    match = _SCHEME.match(location)
+    if match is None:
         return "it is not an absolute URL such as s3://bucket/key or file:///folder/name"
     if _NO_TEXT.search(location):
         return "it contains a backslash or a control character"
-    scheme, rest = found[1].lower(), location[found.end() :]
+    scheme, rest = match[1].lower(), location[match.end() :]
     if scheme in _WEB_PORTS:
         return _fault_on_the_web(rest)
     if "::" in location:
@@ -107,21 +107,21 @@ def _fault_of_parts(parts: list[str]) -> str | None:
 
 def suspects(locations: pa.Array) -> npt.NDArray[np.bool_]:
     """Tell, quickly, which texts of a column may have a fault; the others have none."""
-    found: npt.NDArray[np.bool_] = ~_matches(locations, _EVERYDAY)
-    if found.any():
-        odd = locations.filter(from_numpy(found, pa.bool_()))
-        found[found] = _odd_suspects(odd)
-    return found
+    suspect: npt.NDArray[np.bool_] = ~_matches(locations, _EVERYDAY)
+    if suspect.any():
+        odd = locations.filter(from_numpy(suspect, pa.bool_()))
+        suspect[suspect] = _odd_suspects(odd)
+    return suspect
 
 
 def _odd_suspects(locations: pa.Array) -> npt.NDArray[np.bool_]:
     """Tell the same of texts that are not of an everyday kind."""
-    found: npt.NDArray[np.bool_] = ~_matches(locations, _PLAIN)
-    found |= _matches(locations, _SUSPECT)
+    suspect: npt.NDArray[np.bool_] = ~_matches(locations, _PLAIN)
+    suspect |= _matches(locations, _SUSPECT)
     web = to_numpy(pc.starts_with(locations, "http", ignore_case=True))
     if web.any():
-        found |= web & ~_matches(locations, _PLAIN_WEB)
-    return found
+        suspect |= web & ~_matches(locations, _PLAIN_WEB)
+    return suspect
 
 
 def _matches(locations: pa.Array, pattern: str) -> Any:

@@ -4,7 +4,7 @@ A bulk write is known by its manifest and extent, single writes by their coordin
 ``status`` are decided on these values alone.
 
 What changes values stands apart from what only puts the same bytes elsewhere (*placement*): the latter gives way to
-everything, and whoever follows values does not see it.
+everything, and a reader that follows values does not see it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BulkWrite(Struct, frozen=True, kw_only=True):
 
     @property
     def is_dense(self) -> bool:
-        """Whether the extent alone says which chunks: then nobody needs the manifest."""
+        """Whether the extent alone says which chunks: then no reader needs the manifest."""
         return volume(self.extent) == self.chunk_count
 
 
@@ -179,8 +179,8 @@ class Singles(Struct, frozen=True, eq=False, dict=True):
         if not nodes:
             return self
         gone = np.fromiter(nodes, np.uint32, len(nodes))
-        kept = np.flatnonzero(~np.isin(self.node_ids, gone))
-        return Singles(self.node_ids[kept], self.coords.take(indices(kept)))
+        rows = np.flatnonzero(~np.isin(self.node_ids, gone))
+        return Singles(self.node_ids[rows], self.coords.take(indices(rows)))
 
 
 NO_SINGLES = Singles(np.zeros(0, np.uint32), empty(pa.binary()))
@@ -211,8 +211,8 @@ class ChunkLog(Mapping[int, ChunkChanges]):
     def node_ids(self) -> Mapping[int, None]:
         """The arrays to which something happened, rising."""
         spans = self.written.spans, self.deleted.spans
-        found = set().union(*spans, self.cleared, self.bulk, self.kept)
-        return dict.fromkeys(sorted(found))
+        ids = set().union(*spans, self.cleared, self.bulk, self.kept)
+        return dict.fromkeys(sorted(ids))
 
     def __len__(self) -> int:
         return len(self.node_ids)

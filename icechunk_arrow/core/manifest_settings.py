@@ -1,4 +1,4 @@
-"""How references are arranged in manifests: sets, rules and what is loaded ahead, as somebody configured them.
+"""How references are arranged in manifests: sets, rules and what is loaded ahead, as a user configured them.
 
 Owns the declarations, their defaults, and the rules that go over several settings. Decides nothing about arrays:
 that is `packing`.
@@ -239,10 +239,10 @@ class ManifestPreload:
 
     def selects(self, paths: Sequence[str]) -> list[bool]:
         """For each path of an array, whether its manifests are to be loaded."""
-        found = [False] * len(paths)
+        selected = [False] * len(paths)
         for pattern in self.patterns:
-            found = [a or b for a, b in zip(found, pattern.matches_all(paths), strict=True)]
-        return found
+            selected = [a or b for a, b in zip(selected, pattern.matches_all(paths), strict=True)]
+        return selected
 
     def to_plain(self) -> dict[str, Any]:
         """Write all of it."""

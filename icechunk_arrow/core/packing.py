@@ -227,10 +227,10 @@ def pack(
         waiting[chosen.name].append(array_id)
     packs = []
     for each in ordered_sets(settings):
-        found, overflow = _pack_set(each, waiting.pop(each.name, []), sizes)
+        groups, overflow = _pack_set(each, waiting.pop(each.name, []), sizes)
         if each.overflow_to is not None:
             waiting[each.overflow_to] += overflow
-        ids = sorted(tuple(sorted(group)) for group in found)
+        ids = sorted(tuple(sorted(group)) for group in groups)
         packs += [Pack(set_name=each.name, array_ids=group) for group in ids]
     assert not waiting, "a set overflows to one that comes later"
     return packs
@@ -339,14 +339,14 @@ def closure(
     for manifest, arrays in tenants.items():
         for array_id in arrays:
             manifests[array_id].append(manifest)
-    found = set(modified)
-    waiting = list(found - created)
+    reached = set(modified)
+    waiting = list(reached - created)
     seen: set[str] = set()
     while waiting:
         for manifest in manifests.get(waiting.pop(), ()):
             if manifest not in seen:
                 seen.add(manifest)
-                fresh = tenants[manifest] - found - created
-                found |= fresh
+                fresh = tenants[manifest] - reached - created
+                reached |= fresh
                 waiting += fresh
-    return found
+    return reached

@@ -3,7 +3,7 @@
 The rules for one path are those of ``keys``; here stands what makes them quick for many that are sorted: a hundred
 thousand take a few milliseconds.
 
-A pattern is a regular expression from a repository's configuration, so perhaps from somebody who wishes harm: the
+A pattern is a regular expression from a repository's configuration, so perhaps from a writer that wishes harm: the
 backtracking engine of the standard library would let ten characters stop the process. Arrow brings RE2, which
 takes time linear in the path, whatever the expression.
 """
@@ -172,5 +172,5 @@ def may_match(patterns: Sequence[PathPattern | None], paths: pa.Array) -> npt.ND
 
 def _search(paths: Sequence[str], pattern: str) -> list[bool]:
     column = from_values(list(paths), pa.string())
-    found: list[bool] = pc.match_substring_regex(column, pattern=pattern).to_pylist()
-    return found
+    matches: list[bool] = pc.match_substring_regex(column, pattern=pattern).to_pylist()
+    return matches

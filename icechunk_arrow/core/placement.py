@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAX_MANIFEST_ROWS = 1 << 22
-"""No manifest has more rows, whatever the settings say: whoever rewrites one holds it in memory."""
+"""No manifest has more rows, whatever the settings say: the process that rewrites one holds it in memory."""
 SMALL_ROWS = 1024
 """Up to so many added rows of all arrays together go into one manifest, and are the smallest size class."""
 MERGE_FAN = 8
@@ -253,10 +253,10 @@ def _closures(
 
 
 def _size_class(count: int) -> int:
-    found = 0
-    while count > SMALL_ROWS * MERGE_FAN**found:
-        found += 1
-    return found
+    size_class = 0
+    while count > SMALL_ROWS * MERGE_FAN**size_class:
+        size_class += 1
+    return size_class
 
 
 def _classes_of_many(row_counts: Mapping[str, int], settings: ManifestSettings) -> dict[str, int]:
@@ -269,9 +269,9 @@ def _classes_of_many(row_counts: Mapping[str, int], settings: ManifestSettings) 
     ends = [SMALL_ROWS]
     while ends[-1] < _largest_limit(settings):
         ends.append(ends[-1] * MERGE_FAN)
-    found = np.searchsorted(ends, counts[small])
-    many = np.bincount(found, minlength=1)[found] >= MERGE_FAN
-    rows, classes = small[many].tolist(), found[many].tolist()
+    size_classes = np.searchsorted(ends, counts[small])
+    many = np.bincount(size_classes, minlength=1)[size_classes] >= MERGE_FAN
+    rows, classes = small[many].tolist(), size_classes[many].tolist()
     return {names[row]: each for row, each in zip(rows, classes, strict=True)}
 
 
@@ -303,8 +303,8 @@ def _choose_merges(
             groups.setdefault((home, classes[name]), []).append(name)
     return [
         tuple(sorted(group))
-        for (_, found), group in sorted(groups.items())
-        if len(group) >= MERGE_FAN and _is_gain(group, found, tenants, settings, shapes)
+        for (_, size_class), group in sorted(groups.items())
+        if len(group) >= MERGE_FAN and _is_gain(group, size_class, tenants, settings, shapes)
     ]
 
 

@@ -54,7 +54,7 @@ def load_plain_yaml(text: str | bytes) -> Any:
 
 
 def _document(events: Iterator[Any]) -> Any:
-    found: Any = None
+    content: Any = None
     documents = 0
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
@@ -64,8 +64,8 @@ def _document(events: Iterator[Any]) -> Any:
             if event.version or event.tags:
                 raise _refused(event, "a directive; leave it out")
         elif isinstance(event, yaml.NodeEvent):
-            found = _node(event, events, 0)
-    return found
+            content = _node(event, events, 0)
+    return content
 
 
 def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
@@ -85,7 +85,7 @@ def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
 
 
 def _until(end: type[Any], events: Iterator[Any]) -> Iterator[Any]:
-    """Give what comes next, up to the end of a list or mapping; whoever takes one takes all that is in it."""
+    """Give what comes next, up to the end of a list or mapping; a caller that takes one takes all that is in it."""
     for event in events:
         if isinstance(event, end):
             return
@@ -93,7 +93,7 @@ def _until(end: type[Any], events: Iterator[Any]) -> Iterator[Any]:
 
 
 def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for event in _until(yaml.MappingEndEvent, events):
         if not isinstance(event, yaml.ScalarEvent) or event.anchor or event.tag:
             raise _refused(event, "a key that is no plain text; write text")
@@ -102,10 +102,10 @@ def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
         key = _scalar(event)
         if not isinstance(key, str):
             raise _refused(event, f"the key {event.value[:50]!r}, which is no text without quotes")
-        if key in found:
+        if key in members:
             raise _refused(event, f"the key {key[:100]!r} twice; keep one of them")
-        found[key] = _node(next(events), events, depth + 1)
-    return found
+        members[key] = _node(next(events), events, depth + 1)
+    return members
 
 
 def _scalar(event: Any) -> Any:

@@ -118,14 +118,14 @@ class _Token(Struct, frozen=True):
 def _tokens(text: str) -> Iterator[_Token]:
     at = 0
     while True:
-        found = _TOKEN.match(text, at)
-        assert found is not None, "the last alternatives match whatever comes"
-        kind = found.lastgroup
+        match = _TOKEN.match(text, at)
+        assert match is not None, "the last alternatives match whatever comes"
+        kind = match.lastgroup
         assert kind is not None
-        yield _Token(kind, found[kind], found.start(kind))
+        yield _Token(kind, match[kind], match.start(kind))
         if kind == "end":
             return
-        at = found.end()
+        at = match.end()
 
 
 class _Parser:
@@ -149,7 +149,7 @@ class _Parser:
         return token
 
     def _refuse(self, token: _Token, allowed: str) -> NoReturn:
-        said = "ends" if token.kind == "end" else f"has {token.text!r}"
+        fault = "ends" if token.kind == "end" else f"has {token.text!r}"
         advice = ""
         if token.kind == "wrong" and token.text[0] in "'\"`":
             advice = "; a quote is not closed"
@@ -158,7 +158,7 @@ class _Parser:
         elif token.word == "null":
             advice = "; nothing compares with null"
         raise InvalidInputError(
-            f"the condition {self._text!r} {said} at {token.start + 1}, where {allowed} is allowed{advice}",
+            f"the condition {self._text!r} {fault} at {token.start + 1}, where {allowed} is allowed{advice}",
             token=token.text,
             position=token.start,
         )

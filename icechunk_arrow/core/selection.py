@@ -77,13 +77,13 @@ def select(terms: Sequence[Term], values: npt.NDArray[Any] | int) -> Ranges:
     ):
         return _runs(matches(terms, values))
     ordered = plain[::-1] if falling else plain
-    found = select((), len(values))
+    ranges = select((), len(values))
     for term in terms:
         spans = _spans(term, kind, plain.dtype)
-        found = _intersected(found, _united(_sorted_range(span, ordered) for span in spans))
+        ranges = _intersected(ranges, _united(_sorted_range(span, ordered) for span in spans))
     if falling:
-        found = (len(values) - found[::-1, ::-1]).astype(np.int64)
-    return found
+        ranges = (len(values) - ranges[::-1, ::-1]).astype(np.int64)
+    return ranges
 
 
 def _ends_in_nan(values: npt.NDArray[Any]) -> bool:
@@ -111,8 +111,8 @@ def _chunks_of(axis: Axis, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.i
     """Say of many positions which chunk holds each."""
     edges, starts, indices = _runs_of(axis)
     run = np.searchsorted(starts, positions, "right") - 1
-    found: npt.NDArray[np.int64] = indices[run] + (positions - starts[run]) // edges[run]
-    return found
+    chunks: npt.NDArray[np.int64] = indices[run] + (positions - starts[run]) // edges[run]
+    return chunks
 
 
 def edges_of(axis: Axis, chunks: npt.NDArray[np.int64]) -> Ranges:
@@ -135,10 +135,10 @@ def positions_in(ranges: Ranges) -> npt.NDArray[np.int64]:
     lengths = ranges[:, 1] - ranges[:, 0]
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    found: npt.NDArray[np.int64] = np.arange(total) + np.repeat(
+    positions: npt.NDArray[np.int64] = np.arange(total) + np.repeat(
         ranges[:, 0] - (ends - lengths), lengths
     )
-    return found
+    return positions
 
 
 # -- values
@@ -175,7 +175,7 @@ def _spans(term: Term, kind: str, dtype: np.dtype[Any]) -> list[_Span]:
     if dtype.kind == "f":
         return _ordered_spans(term.operator, [float(each) for each in values])
     info = np.iinfo(dtype)
-    found = [
+    spans = [
         span
         for value in values
         for span in _integer_spans(term.operator, Decimal(value))
@@ -187,7 +187,7 @@ def _spans(term: Term, kind: str, dtype: np.dtype[Any]) -> list[_Span]:
             None if span.low is None or span.low <= info.min else span.low,
             None if span.high is None or span.high >= info.max else span.high,
         )
-        for span in found
+        for span in spans
     ]
 
 
@@ -309,8 +309,8 @@ def _like(values: npt.NDArray[Any], value: Any) -> Any:
 
 
 def _united(ranges: Any) -> Ranges:
-    found = sorted((low, high) for low, high in ranges if low < high)
-    return _merged(np.array(found, np.int64).reshape(-1, 2))
+    pairs = sorted((low, high) for low, high in ranges if low < high)
+    return _merged(np.array(pairs, np.int64).reshape(-1, 2))
 
 
 def _merged(ranges: Ranges) -> Ranges:

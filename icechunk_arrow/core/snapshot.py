@@ -1,7 +1,7 @@
 """Snapshots and nodes: what a structure file says, as values.
 
 A snapshot may have a hundred thousand nodes, and a session that looks for one chunk needs one of them. So rows are
-held as the file has them (``NodeRows``): nodes are made, and columns brought into another width, when somebody
+held as the file has them (``NodeRows``): nodes are made, and columns brought into another width, when a reader
 asks.
 """
 
@@ -53,7 +53,7 @@ NODE_BYTES = 350
 ENTRY_BYTES = 200
 """What a node and an inventory entry take in memory beside the rows of the file, measured."""
 _SINGLY = 16
-"""Who has asked for so many nodes will ask for more, and is given those beside them too."""
+"""A reader that has asked for so many nodes will ask for more, and is given those beside them too."""
 _BLOCK = 256
 
 
@@ -152,7 +152,7 @@ class SnapshotFacts(Struct, frozen=True, kw_only=True):
     made_from: tuple[MadeFrom, ...] = ()
     author: str | None = None
     synced: bool = True
-    """Whether all that the snapshot needs survives a power cut, as whoever committed it knows."""
+    """Whether all that the snapshot needs survives a power cut, as the session that committed it knows."""
 
     @property
     def parent_id(self) -> str | None:
@@ -256,7 +256,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     known: Mapping[int, Node] = field(default_factory=dict)
     """By row: nodes of an earlier snapshot that have other inventories now and are the same otherwise."""
     decoded: dict[int, Node] = field(default_factory=dict)
-    """By row: nodes that somebody has asked for."""
+    """By row: nodes that a reader has asked for."""
 
     @property
     def table(self) -> pa.Table:
@@ -281,23 +281,23 @@ class Snapshot(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def tenants(self, manifests: Iterable[str]) -> dict[str, dict[int, int]]:
         """Tell which arrays have rows in each of some live manifests, by id, and how many."""
-        found: dict[str, dict[int, int]] = {name: {} for name in manifests}
-        if not found:
-            return found
-        chosen = np.flatnonzero(self.entries.of_manifests(found))
+        by_manifest: dict[str, dict[int, int]] = {name: {} for name in manifests}
+        if not by_manifest:
+            return by_manifest
+        chosen = np.flatnonzero(self.entries.of_manifests(by_manifest))
         owners = self.rows.ids[self.entries.owners[chosen]]
         codes, counts = self.entries.codes[chosen], self.entries.row_counts[chosen]
         for code, owner, count in zip(
             codes.tolist(), owners.tolist(), counts.tolist(), strict=True
         ):
-            found[self.entries.manifests[code]][owner] = count
-        return found
+            by_manifest[self.entries.manifests[code]][owner] = count
+        return by_manifest
 
     def extents_in(self, manifest: str) -> dict[int, Box]:
         """Give the extents of a live manifest's rows, by array."""
-        found = self.entries.chosen(self.entries.of_manifests([manifest]))
-        owners = self.rows.ids[found.owners].tolist()
-        return {owner: entry.extent for owner, entry in zip(owners, found, strict=True)}
+        entries = self.entries.chosen(self.entries.of_manifests([manifest]))
+        owners = self.rows.ids[entries.owners].tolist()
+        return {owner: entry.extent for owner, entry in zip(owners, entries, strict=True)}
 
     @property
     def manifest_row_counts(self) -> dict[str, int]:

@@ -117,16 +117,16 @@ def cuts(numbers: npt.NDArray[np.uint64], limit: int, *, last: bool) -> list[int
     assert limit > 0
     count = len(numbers)
     edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-    found: list[int] = []
+    ends: list[int] = []
     start = 0
     while count - start > limit:
         place = int(np.searchsorted(edges, start + limit, side="right"))
         edge = int(edges[place - 1]) if place else 0
         start = edge if edge > start else start + limit
-        found.append(start)
+        ends.append(start)
     if last and count > start:
-        found.append(count)
-    return found
+        ends.append(count)
+    return ends
 
 
 def _axis_first(axis: int, ndim: int) -> list[int]:

@@ -3,8 +3,9 @@
 Specification: schemas/README.md#streams
 
 Owns two names among a snapshot's properties: the batch that a commit brought, and the last batch of every query so
-far. The latter goes from each snapshot to its child, whoever commits: see :func:`carried`. A query is known by its
-name and by what it writes: batches of one source that go to two places are two queries, and each has to be told.
+far. The latter goes from each snapshot to its child, whichever session commits: see :func:`carried`. A query is
+known by its name and by what it writes: batches of one source that go to two places are two queries, and each has
+to be told.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Query(Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     """The id that Spark keeps in its checkpoint; None where it cannot be seen."""
     name: str | None = None
-    """What a person calls it."""
+    """What a user calls it."""
 
     @property
     def id(self) -> str:
@@ -134,7 +135,7 @@ class Advance(Struct, frozen=True, kw_only=True):
     reached: Mapping[str, int]
 
     def is_in(self, properties: Mapping[str, Any]) -> bool:
-        """Whether a snapshot has all of it; what it has in part was brought by somebody else in the meantime."""
+        """Whether a snapshot has all of it; what it has in part was brought by another writer in the meantime."""
         last = last_batches(properties)
         moved = sorted(query for query in self.reached if last.get(query) != self.since[query])
         if not moved:
@@ -155,8 +156,8 @@ class Advance(Struct, frozen=True, kw_only=True):
 
 def last_batches(properties: Mapping[str, Any]) -> dict[str, int]:
     """Give the last batch of every query that a snapshot with these properties has."""
-    found = properties.get(LAST_BATCHES, {})
-    return dict(found) if isinstance(found, Mapping) else {}
+    batches = properties.get(LAST_BATCHES, {})
+    return dict(batches) if isinstance(batches, Mapping) else {}
 
 
 def carried(before: Mapping[str, Any], properties: Mapping[str, Any]) -> Mapping[str, Any]:
