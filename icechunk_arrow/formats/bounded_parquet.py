@@ -118,9 +118,9 @@ def read_bounded(
 
 def _row_count(metadata: pq.FileMetaData, group: int) -> int:
     """How many rows a row group has, as its footer says: memory is taken on the word of this number."""
-    found = metadata.row_group(group)
-    rows: int = found.num_rows
-    count = found.num_columns
+    row_group = metadata.row_group(group)
+    rows: int = row_group.num_rows
+    count = row_group.num_columns
     if count != metadata.num_columns:
         raise UnsoundParquetError(
             f"row group {group} has {count} of {metadata.num_columns} columns"
@@ -150,9 +150,9 @@ def _bound(
     total = 0
     texts: dict[int, _Text] = {}
     for group in groups:
-        found = metadata.row_group(group)
+        row_group = metadata.row_group(group)
         for leaf, name, is_coded in chosen:
-            column = found.column(leaf)
+            column = row_group.column(leaf)
             if column.compression not in _COMPRESSIONS:
                 raise UnsoundParquetError(
                     f"column {name!r} is compressed with {column.compression}, where its header says zstd"
@@ -239,7 +239,7 @@ def _read_with_parts(
     budget: Budget,
 ) -> pa.Table:
     """Decode some columns so many rows at a time, and stop where they are too much; the others whole."""
-    found: dict[str, pa.ChunkedArray] = {}
+    columns: dict[str, pa.ChunkedArray] = {}
     size = 0
     for name, count in parts.items():
         batches = []
@@ -249,9 +249,9 @@ def _read_with_parts(
             size += batch.nbytes
             budget.check(size)
             batches.append(batch.column(0))
-        found[name] = pa.chunked_array([pa.concat_arrays(batches)])
+        columns[name] = pa.chunked_array([pa.concat_arrays(batches)])
     whole = [name for name in names if name not in parts]
     if whole:
         table = parquet.read_row_groups(list(groups), columns=whole, use_threads=False)
-        found |= dict(zip(table.column_names, table.columns, strict=True))
-    return pa.Table.from_pydict({name: found[name] for name in names})
+        columns |= dict(zip(table.column_names, table.columns, strict=True))
+    return pa.Table.from_pydict({name: columns[name] for name in names})

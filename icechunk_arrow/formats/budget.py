@@ -1,4 +1,4 @@
-"""What one file may take in memory while it is decoded: a limit of whoever opens, never of the file."""
+"""What one file may take in memory while it is decoded: a limit of the caller that opens it, never of the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from icechunk_arrow.errors import OversizedFileError
 __all__ = ["DECODE_LIMIT_BYTES", "Budget"]
 
 DECODE_LIMIT_BYTES = 384 << 20
-"""So much one file may take, unless whoever opens it says otherwise: four million references do."""
+"""So much one file may take, unless the caller that opens it says otherwise: four million references do."""
 _LARGEST_VALUE = 200
 """No byte of JSON takes more."""
 

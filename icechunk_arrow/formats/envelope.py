@@ -4,7 +4,7 @@ Specification: schemas/README.md#envelope
 
 A file is ordinary Parquet. In the footer's key-value metadata stand the 27 identification bytes and the same
 facts as text. Just before the footer, where other readers see a gap, stands the seal: where each row group
-ends and its CRC-32C, the file's own id, and a SHA-256 over all of this and the footer. So whoever reads with
+ends and its CRC-32C, the file's own id, and a SHA-256 over all of this and the footer. So a reader with
 this module checks every byte that it uses before a Parquet reader sees it.
 
 Owns the seal and the identification; knows nothing of rows.
@@ -346,15 +346,15 @@ def _check_header(facts: dict[str, str], kind: FileKind, key: str) -> None:
             key=key,
         )
     if number != _KINDS[kind][0]:
-        found = dict(_KINDS.values()).get(number, f"type {number}")
-        raise CorruptFileError(f"{key} is a {found} file where a {kind.label} belongs", key=key)
+        label = dict(_KINDS.values()).get(number, f"type {number}")
+        raise CorruptFileError(f"{key} is a {label} file where a {kind.label} belongs", key=key)
 
 
 def _in_place(sealed: Sealed, data: bytes | memoryview, start: int) -> pa.BufferReader:
     """Let bytes be read at the positions that they have in their file.
 
-    What lies before them is memory that nobody touches, and that takes no room; a Python object with ``seek`` and
-    ``read`` would be asked twice for every column.
+    What lies before them is memory that no reader touches, and that takes no room; a Python object with ``seek``
+    and ``read`` would be asked twice for every column.
     """
     try:
         whole = np.zeros(start + len(data), np.uint8)

@@ -234,16 +234,16 @@ def encode(
 
 def extra_facts(facts: SnapshotFacts) -> dict[str, Any]:
     """Give the members that few snapshots have."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if facts.made_from:
-        found["made_from"] = [
+        members["made_from"] = [
             {"kind": each.kind, "snapshot": each.snapshot} for each in facts.made_from
         ]
     if facts.author is not None:
-        found["author"] = facts.author
+        members["author"] = facts.author
     if not facts.synced:
-        found["synced"] = False
-    return found
+        members["synced"] = False
+    return members
 
 
 def _entry(info: SnapshotInfo) -> dict[str, str]:
@@ -344,14 +344,14 @@ def decode_numbers(
 ) -> PackedNumbers:
     """Decode the packed arrays.
 
-    The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON; whoever has
-    not read the rows gives no counts, and believes what a budget allows.
+    The rows of the file say how many there must be, so nothing is unpacked on the word of the JSON; a caller that
+    has not read the rows gives no counts, and believes what a budget allows.
     """
     try:
         listed = found["manifest_files"]
         manifests, entries = check_natural(listed["count"]), check_natural(listed["entries"])
-        for said, known in ((manifests, manifest_count), (entries, entry_count)):
-            if known not in {None, said}:
+        for counted, known in ((manifests, manifest_count), (entries, entry_count)):
+            if known not in {None, counted}:
                 raise ValueError(
                     f"it counts {manifests} manifests and {entries} inventory entries, the rows have "
                     f"{manifest_count} and {entry_count}"

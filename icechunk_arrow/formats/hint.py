@@ -2,7 +2,7 @@
 
 Specification: schemas/README.md#references
 
-It saves questions where folders cannot be listed, and decides nothing: whoever cannot use it goes without.
+It saves questions where folders cannot be listed, and decides nothing: a reader that cannot use it goes without.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def decode(data: bytes) -> Hint | None:
     if len(data) > MOST_BYTES:
         return None
     try:
-        found = json.loads(data)
-        hint = Hint(sequence=found["sequence"], snapshot=found["snapshot"])
+        members = json.loads(data)
+        hint = Hint(sequence=members["sequence"], snapshot=members["snapshot"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     is_number = type(hint.sequence) is int and 0 <= hint.sequence < MAX_SEQUENCE - 1

@@ -95,10 +95,10 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 def decode_entry(data: bytes, key: str) -> LedgerEntry:
     """Decode an entry."""
-    found = decode_members(data, key, {"log", "write_id", "key"})
-    if not is_id(found.get("log")) or "write_id" not in found:
+    members = decode_members(data, key, {"log", "write_id", "key"})
+    if not is_id(members.get("log")) or "write_id" not in members:
         raise CorruptFileError(f"{key} is damaged: it names no log", key=key)
-    return LedgerEntry(log=found["log"], write_id=found["write_id"], key=key)
+    return LedgerEntry(log=members["log"], write_id=members["write_id"], key=key)
 
 
 def encode(ledger: Ledger) -> bytes:

@@ -171,10 +171,10 @@ MANIFEST_SCHEMA = pa.schema(
 
 def manifest_table(snapshot: Snapshot) -> pa.Table:
     """List the live manifests, each with the arrays that it has rows of, in the order of their rows."""
-    found = snapshot.entries
-    count = len(found.manifests)
-    order = np.lexsort([found.rows, found.codes])
-    entries = found.chosen(order)
+    inventory = snapshot.entries
+    count = len(inventory.manifests)
+    order = np.lexsort([inventory.rows, inventory.codes])
+    entries = inventory.chosen(order)
     paths = one_array(snapshot.table["path"])
     arrays_type = MANIFEST_SCHEMA.field("arrays").type
     extent_type = arrays_type.value_type.field("extent").type
@@ -186,11 +186,11 @@ def manifest_table(snapshot: Snapshot) -> pa.Table:
         from_numpy(entries.flags, pa.uint16()),
     ]
     structs = pa.Array.from_buffers(arrays_type.value_type, len(order), [None], children=children)
-    ends = offsets_of(np.bincount(found.codes, minlength=count))
+    ends = offsets_of(np.bincount(inventory.codes, minlength=count))
     columns = [
-        from_values(found.manifests, pa.string()),
-        from_values([snapshot.manifest_sizes[name] for name in found.manifests], pa.uint64()),
-        from_numpy(found.row_sums(), pa.uint64()),
+        from_values(inventory.manifests, pa.string()),
+        from_values([snapshot.manifest_sizes[name] for name in inventory.manifests], pa.uint64()),
+        from_numpy(inventory.row_sums(), pa.uint64()),
         pa.Array.from_buffers(arrays_type, count, [None, pa.py_buffer(ends)], children=[structs]),
     ]
     return pa.Table.from_arrays(columns, schema=MANIFEST_SCHEMA)

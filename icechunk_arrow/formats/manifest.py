@@ -148,15 +148,16 @@ def encode(table: pa.Table, identifier: str) -> bytes:
     width = schema.field("length").type
     boundaries = _boundaries(table)
     files, use_dictionary = _file_groups(table["chunk_file"], boundaries)
-    made = {
+    encoded = {
         "id": from_numpy(np.arange(table.num_rows, dtype=np.uint32), pa.uint32()),
         "length": table["length"].cast(width),
         "chunk_file": files,
     }
     fields = [
-        field.with_type(made[field.name].type) if field.name in made else field for field in schema
+        field.with_type(encoded[field.name].type) if field.name in encoded else field
+        for field in schema
     ]
-    columns = [made[name] if name in made else table[name] for name in schema.names]
+    columns = [encoded[name] if name in encoded else table[name] for name in schema.names]
     facts = {_WIDTH: "wide" if width == pa.uint64() else "narrow"}
     statistics, markers = _settled(table)
     if markers:
@@ -223,15 +224,15 @@ def _statistics(table: pa.Table, sealed: Sealed) -> pa.Array | None:
     held = [field.name for field in STATISTICS_COLUMNS if field.name in table.column_names]
     if not held:
         return None
-    found = {
+    columns = {
         field.name: one_array(_cast(table[field.name], field, sealed.key))
         if field.name in held
         else pa.nulls(table.num_rows, field.type)
         for field in STATISTICS_COLUMNS
     }
-    found[MISSING.name] = _marks(table, sealed)
+    columns[MISSING.name] = _marks(table, sealed)
     return pa.StructArray.from_arrays(
-        [found[f.name] for f in STATISTICS.type], fields=list(STATISTICS.type)
+        [columns[f.name] for f in STATISTICS.type], fields=list(STATISTICS.type)
     )
 
 
@@ -256,11 +257,11 @@ def _marks(table: pa.Table, sealed: Sealed) -> pa.Array:
 
 def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
     """Bring the columns of either width into the in-memory form."""
-    found = dict(zip(table.column_names, table.columns, strict=True))
+    stored = dict(zip(table.column_names, table.columns, strict=True))
     columns = {
-        field.name: _cast(found[field.name], field, key)
+        field.name: _cast(stored[field.name], field, key)
         for field in CHUNK_SCHEMA
-        if field.name in found
+        if field.name in stored
     }
     if columns.keys() >= set(_PLACES):
         _check_places(columns, key)

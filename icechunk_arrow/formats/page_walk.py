@@ -193,13 +193,13 @@ def delta_text_bytes(
             values += count
             unpacked_bytes += unpacked
     size = sum(map(len, parts)) - len(_PARQUET_MAGIC)
-    said: tuple[int | bytes, ...] = (
+    footer_parts: tuple[int | bytes, ...] = (
         b"\x15\x02\x19\x2c\x48\x01r\x15\x02\x00\x15\x02\x25", int(nullable), b"\x18\x01l\x00",
         b"\x16", values, b"\x19\x1c\x19\x1c\x26\x08\x1c\x15\x02\x19\x15\x0a\x19\x18\x01l",
         b"\x15", 6 if codec == "ZSTD" else 0, b"\x16", values, b"\x16", size, b"\x16", size,
         b"\x26\x08\x00\x00\x16", size, b"\x16", values, b"\x00\x00",
     )  # fmt: skip
-    footer = b"".join(map(_encoded, said))
+    footer = b"".join(map(_encoded, footer_parts))
     parts += [footer, len(footer).to_bytes(4, "little"), _PARQUET_MAGIC]
     table = pq.ParquetFile(pa.BufferReader(b"".join(parts)), pre_buffer=False).read(
         use_threads=False
@@ -278,8 +278,8 @@ _Header = tuple[int, int, int, int, int]
 
 def _any_header(data: memoryview, at: int, end: int) -> tuple[int, _Header]:
     """Read a page header as any writer may write it."""
-    found = _Thrift(data, at, end)
-    members = found.struct()
+    thrift = _Thrift(data, at, end)
+    members = thrift.struct()
     kind = members.get(1, -1)
     inner = members.get({_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}.get(kind, 6), {})
     if not isinstance(inner, dict) or kind not in range(4):
@@ -288,7 +288,7 @@ def _any_header(data: memoryview, at: int, end: int) -> tuple[int, _Header]:
     numbers = (kind, members.get(2), members.get(3), inner.get(1, 0), encoding)
     if not all(type(each) is int for each in numbers):
         raise UnsoundParquetError("a page header lacks what every one has")
-    return found.at, numbers  # type: ignore[return-value]
+    return thrift.at, numbers  # type: ignore[return-value]
 
 
 class _Thrift:
@@ -333,16 +333,16 @@ class _Thrift:
             if delta:
                 number += delta
             else:
-                found = self._varint()
-                number = found >> 1 ^ -(found & 1)
+                zigzag = self._varint()
+                number = zigzag >> 1 ^ -(zigzag & 1)
             members[number] = self._value(kind, depth)
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in {1, 2}:
             return kind == 1
         if kind in {4, 5, 6}:
-            found = self._varint()
-            return found >> 1 ^ -(found & 1)
+            zigzag = self._varint()
+            return zigzag >> 1 ^ -(zigzag & 1)
         if kind == 12:
             return self.struct(depth + 1)
         if kind in {9, 10}:
@@ -380,7 +380,7 @@ def count_structs(data: memoryview, most: int) -> int:
     UnsoundParquetError
         There are more, or it is no footer.
     """
-    found = _Thrift(data, 0, len(data))
-    found.most_structs = most
-    found.struct()
-    return found.structs
+    thrift = _Thrift(data, 0, len(data))
+    thrift.most_structs = most
+    thrift.struct()
+    return thrift.structs

@@ -114,35 +114,35 @@ class RefEntry(Struct, frozen=True, kw_only=True):
 
 def encode(entry: RefEntry) -> bytes:
     """Encode an entry; that of a commit is nothing but the snapshot."""
-    found: dict[str, Any] = {"snapshot": entry.snapshot}
+    members: dict[str, Any] = {"snapshot": entry.snapshot}
     if entry.write_id is not None:
-        found["write_id"] = entry.write_id
+        members["write_id"] = entry.write_id
     if entry.key is not None:
-        found["key"] = entry.key
+        members["key"] = entry.key
     if entry.deleted:
-        found["deleted"] = True
+        members["deleted"] = True
     if entry.catalog is not None:
-        found["catalog"] = entry.catalog
-    return json.dumps(found).encode()
+        members["catalog"] = entry.catalog
+    return json.dumps(members).encode()
 
 
 def decode(data: bytes, key: str) -> RefEntry:
     """Decode an entry; one with an unknown member says something that this version cannot know."""
-    found = decode_members(data, key, {"snapshot", "write_id", "deleted", "key", "catalog"})
-    if not is_id(found.get("snapshot")):
+    members = decode_members(data, key, {"snapshot", "write_id", "deleted", "key", "catalog"})
+    if not is_id(members.get("snapshot")):
         raise CorruptFileError(f"{key} names no snapshot", key=key)
-    deleted, catalog = found.get("deleted", False), found.get("catalog")
-    if not isinstance(deleted, bool) or (deleted and "write_id" not in found):
+    deleted, catalog = members.get("deleted", False), members.get("catalog")
+    if not isinstance(deleted, bool) or (deleted and "write_id" not in members):
         raise CorruptFileError(f"{key} is damaged: its member 'deleted' is not right", key=key)
     if catalog not in {None, STATE_CATALOG}:
         raise UnsupportedFormatError(
             f"{key} names a catalog {catalog!r} that this version does not know", key=key
         )
     return RefEntry(
-        snapshot=found["snapshot"],
-        write_id=found.get("write_id"),
+        snapshot=members["snapshot"],
+        write_id=members.get("write_id"),
         deleted=deleted,
-        key=found.get("key"),
+        key=members.get("key"),
         catalog=catalog,
     )
 
@@ -154,22 +154,22 @@ def decode_members(data: bytes, key: str, known: set[str]) -> dict[str, Any]:
     """
     Budget(key, MOST_BYTES).check(len(data))
     try:
-        found = parse_json(data)
+        members = parse_json(data)
     except InvalidInputError as error:
         raise CorruptFileError(f"{key} is damaged: {error}", key=key) from error
-    if not isinstance(found, dict) or not isinstance(found.get("info", {}), dict):
+    if not isinstance(members, dict) or not isinstance(members.get("info", {}), dict):
         raise CorruptFileError(f"{key} is damaged: it is not an entry", key=key)
-    unknown = sorted(found.keys() - known - {"info"})
+    unknown = sorted(members.keys() - known - {"info"})
     if unknown:
         raise UnsupportedFormatError(
             f"{key} has a member {unknown[0]!r} that this version does not know: it is damaged, or "
             f"written by something newer",
             key=key,
         )
-    if ("write_id" in found) != ("key" in found):
+    if ("write_id" in members) != ("key" in members):
         raise CorruptFileError(f"{key} is damaged: 'write_id' and 'key' go together", key=key)
-    if "write_id" in found and not is_id(found["write_id"]):
+    if "write_id" in members and not is_id(members["write_id"]):
         raise CorruptFileError(f"{key} is damaged: its 'write_id' is not an id", key=key)
-    if found.get("key", key) != key:
-        raise CorruptFileError(f"{key} is damaged: it is the file {found['key']!r}", key=key)
-    return found
+    if members.get("key", key) != key:
+        raise CorruptFileError(f"{key} is damaged: it is the file {members['key']!r}", key=key)
+    return members

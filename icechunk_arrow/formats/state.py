@@ -138,12 +138,12 @@ class State(Struct, frozen=True, kw_only=True):
 
 def encode(state: State) -> bytes:
     """Encode a state."""
-    found: dict[str, Any] = {"id": state.id, "generation": state.generation}
+    members: dict[str, Any] = {"id": state.id, "generation": state.generation}
     if state.store_root is not None:
-        found["store_root"] = state.store_root
+        members["store_root"] = state.store_root
     if state.write_id is not None:
-        found["write-id"] = state.write_id
-    found["snapshots"] = [
+        members["write-id"] = state.write_id
+    members["snapshots"] = [
         {
             "snapshot-id": info.id,
             **({} if info.parent_id is None else {"parent-snapshot-id": info.parent_id}),
@@ -153,7 +153,7 @@ def encode(state: State) -> bytes:
         }
         for info in state.snapshots
     ]
-    found["refs"] = {
+    members["refs"] = {
         f"{kind}.{name}": {
             "name": name,
             "snapshot-id": snapshot,
@@ -167,42 +167,42 @@ def encode(state: State) -> bytes:
         )
         for name, snapshot in sorted(mapping.items())
     }
-    found[_CHECKSUM] = _NO_DIGITS.decode()
-    data = json.dumps(found, indent=1).encode()
+    members[_CHECKSUM] = _NO_DIGITS.decode()
+    data = json.dumps(members, indent=1).encode()
     before, _, after = data.rpartition(_NO_DIGITS)
     return before + f"{crc32c(data):08x}".encode() + after
 
 
 def _matches_checksum(data: bytes) -> bool:
     """Whether a file's bytes are those of which its last member is the checksum."""
-    found = _LAST_MEMBER.search(data)
-    if found is None:
+    match = _LAST_MEMBER.search(data)
+    if match is None:
         return False
-    start, stop = found.span(1)
+    start, stop = match.span(1)
     blank = data[:start] + _NO_DIGITS + data[stop:]
-    return int(found[1], 16) == crc32c(blank)
+    return int(match[1], 16) == crc32c(blank)
 
 
 def decode(data: bytes, key: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> State:
     """Decode a state file."""
     Budget(key, limit_bytes).check_json(data)
     try:
-        found = decode_strict_json(data)
+        members = decode_strict_json(data)
     except ValueError as error:
         raise CorruptFileError(f"{key} is not JSON: {error}", key=key) from error
-    missing = [name for name in _REQUIRED if not isinstance(found, dict) or name not in found]
+    missing = [name for name in _REQUIRED if not isinstance(members, dict) or name not in members]
     if missing:
         raise CorruptFileError(f"{key} has no {missing[0]!r}", key=key)
-    if _CHECKSUM in found and not _matches_checksum(data):
+    if _CHECKSUM in members and not _matches_checksum(data):
         raise CorruptFileError(f"{key} is damaged: it does not match its checksum", key=key)
     try:
-        refs = found["refs"]
+        refs = members["refs"]
         state = State(
-            id=check_id(found["id"]),
-            generation=check_natural(found["generation"]),
-            store_root=_text(found.get("store_root")) or None,
-            write_id=_text(found.get("write-id")),
-            snapshots=tuple(map(_info, found["snapshots"])),
+            id=check_id(members["id"]),
+            generation=check_natural(members["generation"]),
+            store_root=_text(members.get("store_root")) or None,
+            write_id=_text(members.get("write-id")),
+            snapshots=tuple(map(_info, members["snapshots"])),
             branches=_refs(refs, "branch", deleted=False),
             tags=_refs(refs, "tag", deleted=False),
             withdrawn_tags=_refs(refs, "tag", deleted=True),
@@ -241,7 +241,7 @@ def _info(entry: dict[str, Any]) -> SnapshotInfo:
 
 
 def _refs(refs: dict[str, Any], kind: str, *, deleted: bool) -> dict[str, str]:
-    found = {}
+    snapshots = {}
     for key, ref in refs.items():
         name, is_deleted = check_ref_name(ref["name"]), ref.get("deleted", False)
         if ref["type"] not in {"branch", "tag"} or key != f"{ref['type']}.{name}":
@@ -249,5 +249,5 @@ def _refs(refs: dict[str, Any], kind: str, *, deleted: bool) -> dict[str, str]:
         if type(is_deleted) is not bool or (is_deleted and ref["type"] == "branch"):
             raise ValueError(f"{key!r} has 'deleted', which withdrawn tags alone have")
         if ref["type"] == kind and is_deleted is deleted:
-            found[name] = check_id(ref["snapshot-id"])
-    return found
+            snapshots[name] = check_id(ref["snapshot-id"])
+    return snapshots

@@ -4,7 +4,7 @@ Specification: schemas/README.md#structure-file
 
 Owns the schema in both widths, the writer's settings, and the snapshot's facts in the footer. Rows are in the
 order of their paths. In memory the inventories stand beside the rows, which keep the width of their file until
-somebody asks for another; whatever a commit does not touch goes from file to file as columns.
+a reader asks for another; whatever a commit does not touch goes from file to file as columns.
 """
 
 from __future__ import annotations
@@ -267,13 +267,13 @@ def _with_entries(
 
     ``node_ids`` are by row, ``added`` has ids as owners. An array's entries stay in the order of their extents.
     """
-    kept = base.without(replaced)
-    touched = set() if kept is base else set(base.owners[base.of_manifests(replaced)].tolist())
+    rest = base.without(replaced)
+    touched = set() if rest is base else set(base.owners[base.of_manifests(replaced)].tolist())
     if not len(added):
-        return kept, touched
+        return rest, touched
     by_id = np.argsort(node_ids)
     owners = by_id[np.searchsorted(node_ids, added.owners, sorter=by_id)]
-    both = Inventory.united([kept, replace(added, owners=owners)])
+    both = Inventory.united([rest, replace(added, owners=owners)])
     return both.in_order(touched=distinct(owners)), touched | set(owners.tolist())
 
 
@@ -281,21 +281,21 @@ def _with_nodes(
     table: pa.Table, entries: Inventory, removed: Iterable[int], changed: Sequence[Node]
 ) -> tuple[pa.Table, Inventory]:
     gone = np.fromiter({*removed, *(node.id for node in changed)}, np.uint32)
-    kept = np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))
-    both = pa.concat_tables([table.take(indices(kept)), _rows_of(changed)]).combine_chunks()
+    staying = np.flatnonzero(~np.isin(to_numpy(table["id"]), gone))
+    both = pa.concat_tables([table.take(indices(staying)), _rows_of(changed)]).combine_chunks()
     order = pc.sort_indices(both["path"])
     places = to_numpy(order).astype(np.int64)
     rows = np.empty(len(places), np.int64)
     rows[places] = np.arange(len(places))
     moved = np.full(table.num_rows, -1)
-    moved[kept] = rows[: len(kept)]
+    moved[staying] = rows[: len(staying)]
     come = [
         node.inventories.owned_by(row)
-        for row, node in zip(rows[len(kept) :].tolist(), changed, strict=True)
+        for row, node in zip(rows[len(staying) :].tolist(), changed, strict=True)
         if len(node.inventories)
     ]
     united = Inventory.united([entries.moved(moved), *come])
-    return both.take(order).combine_chunks(), united.in_order(touched=rows[len(kept) :])
+    return both.take(order).combine_chunks(), united.in_order(touched=rows[len(staying) :])
 
 
 def empty_snapshot(facts: SnapshotFacts) -> Snapshot:
@@ -439,8 +439,8 @@ def _in_one_width(table: pa.Table) -> pa.Table:
 def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
     data = sealed.facts.get(_EXTENSIONS, "{}").encode()
     sealed.budget.check_json(data)
-    found = decode_json(data)
-    extensions = {int(node_id): patch for node_id, patch in found.items()}
+    patches = decode_json(data)
+    extensions = {int(node_id): patch for node_id, patch in patches.items()}
     for patch in extensions.values():
         if not isinstance(patch["set"], dict) or not isinstance(patch["unset"], list):
             raise TypeError(f"{patch!r} is not a patch of a document")

@@ -284,14 +284,14 @@ def _spread(
         if row > done:
             parts.append(pa.nulls(row - done, arrow_type))
         if len(values):
-            found = values if isinstance(values, pa.Array) else from_values(values, arrow_type)
-            parts.append(found)
+            part = values if isinstance(values, pa.Array) else from_values(values, arrow_type)
+            parts.append(part)
         done = row + len(values)
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def _facts_json(facts: SnapshotFacts) -> str:
-    found = {
+    members = {
         "id": facts.id,
         "parent_id": facts.parent_id,
         "repository": facts.repository,
@@ -305,7 +305,7 @@ def _facts_json(facts: SnapshotFacts) -> str:
         "sequence": facts.sequence,
         **extra_facts(facts),
     }
-    return json.dumps(found, separators=(",", ":"))
+    return json.dumps(members, separators=(",", ":"))
 
 
 def encode(log: TransactionLog) -> bytes:
@@ -339,10 +339,10 @@ def read_rows(
         data, KIND, identifier, limit_bytes, columns=FULL_SCHEMA.names
     )
     for field in FULL_SCHEMA:
-        found = table.schema.field(field.name) if field.name in table.column_names else None
-        if found is None and field.name not in SCHEMA.names:
+        stored = table.schema.field(field.name) if field.name in table.column_names else None
+        if stored is None and field.name not in SCHEMA.names:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        elif found is None or not _alike(found.type, field.type):
+        elif stored is None or not _alike(stored.type, field.type):
             raise CorruptFileError(
                 f"{sealed.key} is no sound log: its column {field.name!r} is missing or of another type",
                 key=sealed.key,
@@ -379,9 +379,9 @@ class _Rows:
 
     def __init__(self, table: pa.Table) -> None:
         words, ranks = _codes(table["operation"], OPERATIONS)
-        said, effects = _codes(table["effect"], (CONTENT, PLACEMENT, NOTE))
+        effect_words, effects = _codes(table["effect"], (CONTENT, PLACEMENT, NOTE))
         unknown = np.array([word not in EFFECTS for word in words])[ranks]
-        passed = np.isin(effects, [said.index(PLACEMENT), said.index(NOTE)])
+        passed = np.isin(effects, [effect_words.index(PLACEMENT), effect_words.index(NOTE)])
         if (unknown & ~passed).any():
             word = words[int(ranks[unknown & ~passed][0])]
             raise UnsupportedFormatError(
@@ -391,7 +391,7 @@ class _Rows:
         if (to_numpy(table["id"]) != np.arange(len(table))).any():
             raise ValueError("its rows are not numbered from 0")
         known = ~unknown
-        expected = np.array([said.index(EFFECTS.get(word, NOTE)) for word in words])
+        expected = np.array([effect_words.index(EFFECTS.get(word, NOTE)) for word in words])
         if (expected[ranks] != effects)[known].any():
             raise ValueError("an operation has an effect that it cannot have")
         self._table = table.filter(from_numpy(known, pa.bool_())) if unknown.any() else table
@@ -439,8 +439,8 @@ class _Rows:
     def of(self, operation: str) -> list[dict[str, Any]]:
         """Give the rows of an operation."""
         places = self._places(operation)
-        found: list[dict[str, Any]] = self._table.take(indices(places)).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self._table.take(indices(places)).to_pylist()
+        return rows
 
     def singles(self, operation: str) -> tuple[Singles, list[NodeName]]:
         """Give the chunks that an operation names one by one, and their arrays."""
@@ -544,7 +544,7 @@ def _extent(row: dict[str, Any]) -> Box:
 def _by_node(
     rows: list[dict[str, Any]], value_of: Callable[[dict[str, Any]], A]
 ) -> dict[int, tuple[A, ...]]:
-    found: dict[int, list[A]] = {}
+    values: dict[int, list[A]] = {}
     for row in rows:
-        found.setdefault(int(row["node_id"]), []).append(value_of(row))
-    return {node_id: tuple(some) for node_id, some in found.items()}
+        values.setdefault(int(row["node_id"]), []).append(value_of(row))
+    return {node_id: tuple(some) for node_id, some in values.items()}

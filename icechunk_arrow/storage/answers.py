@@ -166,11 +166,11 @@ def range_from(fs: Any, path: str, start: int, length: int) -> bytes:
 
 def parse_content_range(text: str) -> tuple[int, int, int | None]:
     """Read ``Content-Range``: where a part begins and ends, and the size of the whole if it is told."""
-    found = _CONTENT_RANGE.fullmatch(text.strip())
-    if found is None:
+    match = _CONTENT_RANGE.fullmatch(text.strip())
+    if match is None:
         raise BadAnswerError(f"an answer in part says {text!r} of where its bytes stand")
-    first, stop = int(found[1]), int(found[2]) + 1
-    size = None if found[3] == "*" else int(found[3])
+    first, stop = int(match[1]), int(match[2]) + 1
+    size = None if match[3] == "*" else int(match[3])
     if first >= stop or (size is not None and stop > size):
         raise BadAnswerError(f"an answer in part says {text!r}, which is no range")
     return first, stop, size
@@ -202,8 +202,8 @@ def bare_etag(etag: str) -> str:
 
 def etag_of(facts: Mapping[str, Any]) -> str | None:
     """Find the ETag among what a file system of fsspec says of a file."""
-    found = facts.get("ETag") or facts.get("etag")
-    return bare_etag(found) if isinstance(found, str) else None
+    etag = facts.get("ETag") or facts.get("etag")
+    return bare_etag(etag) if isinstance(etag, str) else None
 
 
 def local_etag(facts: os.stat_result) -> str:

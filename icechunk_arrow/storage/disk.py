@@ -212,8 +212,8 @@ def _write_all(fd: int, waiting: list[Flat]) -> None:
     """Write a few buffers, as often as it takes."""
     done = 0
     while done < len(waiting):
-        given = waiting[done:]
-        left = sum(map(len, given)) - os.writev(fd, given)
+        buffers = waiting[done:]
+        left = sum(map(len, buffers)) - os.writev(fd, buffers)
         done = len(waiting)
         while left:  # not everything was taken: back to the piece that was cut
             done -= 1

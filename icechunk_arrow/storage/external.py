@@ -145,10 +145,10 @@ def _shown(micros: int) -> str:
 def _read_local(folder: str, url: str, start: int, length: int, *, facts: bool) -> Part:
     """Read a range of a local file; its ETag is made of its time and size."""
     try:
-        descriptor, found = open_beneath(folder, url[7:])
+        descriptor, status = open_beneath(folder, url[7:])
         try:
             # offset and length may be made up: never allocate on their word
-            rest = max(0, found.st_size - start)
+            rest = max(0, status.st_size - start)
             data = read_range(descriptor, start, min(length, rest)) if rest else b""
         finally:
             os.close(descriptor)
@@ -156,7 +156,7 @@ def _read_local(folder: str, url: str, start: int, length: int, *, facts: bool) 
         raise _local_error(error, url, folder) from error
     if not facts:
         return Part(data, None, None)
-    return Part(data, local_etag(found), found.st_mtime_ns // 1000)
+    return Part(data, local_etag(status), status.st_mtime_ns // 1000)
 
 
 def _local_error(error: OSError, url: str, folder: str) -> Exception:

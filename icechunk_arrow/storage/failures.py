@@ -129,7 +129,7 @@ _TRANSIENT_TYPES = frozenset(
 )
 
 # A store says "conflict" while another write of the object is under way, and asks for another try:
-# of a conditional one only that tells who won. A gateway before a file system says it too while
+# of a conditional one only that tells which writer won. A gateway before a file system says it too while
 # another process removes the folder that an object was to stand in.
 _WORTH_IT = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
 
@@ -228,7 +228,7 @@ def send(
 def error_of(
     failed: RequestFailedError, action: str, key: str, address: Address
 ) -> IcechunkArrowError:
-    """Say what a failed request means to the caller who asked a place for the key."""
+    """Say what a failed request means to the caller that asked a place for the key."""
     failure, url = failed.failure, address.url
     facts = {"key": key, "status": failure.status, "code": failure.code}
     if failure.kind is Kind.MISSING:

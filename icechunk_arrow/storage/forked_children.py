@@ -66,24 +66,24 @@ if hasattr(os, "register_at_fork"):
 @cache
 def leave_connections_to_parents() -> None:
     """See to it that children forked from now on leave the connections of fsspec's file systems alone."""
-    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - who has no connection does without it
+    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - a process without connections does without it
 
-    kept: list[tuple[weakref.finalize[Any, Any], Any]] = []
+    held: list[tuple[weakref.finalize[Any, Any], Any]] = []
 
     def keep() -> None:
         """Hold all that are connected while the process forks: fsspec forgets its own in the child at once."""
         registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
         for closing in list(registry):
-            found = closing.peek()
-            if found is not None and isinstance(found[0], AsyncFileSystem):
-                kept.append((closing, found[0]))
+            watched = closing.peek()
+            if watched is not None and isinstance(watched[0], AsyncFileSystem):
+                held.append((closing, watched[0]))
 
     def leave() -> None:
         """In the child: let nothing close what was held, nor free it, for as long as the child lives."""
-        for closing, fs in kept:
+        for closing, fs in held:
             closing.detach()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
-        kept.clear()
+        held.clear()
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=keep, after_in_parent=kept.clear, after_in_child=leave)
+        os.register_at_fork(before=keep, after_in_parent=held.clear, after_in_child=leave)

@@ -220,9 +220,9 @@ class FsspecStorage(ConnectedStorage):
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:
         """See :meth:`ConnectedStorage.get_part`; facts are asked for on their own."""
         path = f"{self._root}/{key}"
-        found = self._send("read", key, lambda fs: fs.info(path)) if facts else {}
+        info = self._send("read", key, lambda fs: fs.info(path)) if facts else {}
         data = self._some(key, lambda fs: range_from(fs, path, start, length))
-        return Part(data, etag_of(found), micros_of(_modified(found)))
+        return Part(data, etag_of(info), micros_of(_modified(info)))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`."""
@@ -325,10 +325,10 @@ class FsspecStorage(ConnectedStorage):
             return fs.ls(folder, detail=True)
 
         try:
-            found = self._send("list", prefix, ask)
+            listing = self._send("list", prefix, ask)
         except ObjectNotFoundError:
             return
-        for facts in found:
+        for facts in listing:
             above, _, name = facts["name"].rstrip("/").rpartition("/")
             if is_key(name) and above.rstrip("/") == folder:
                 yield name, facts

@@ -2,7 +2,7 @@
 
 Owns the requests, and which answers are heard at all: a redirect is never followed here (it
 could lead to any host: the caller decides); an answer whose bytes are encoded is refused, because
-offsets count in the file itself. There is no listing in HTTP; who needs one learns so from the
+offsets count in the file itself. There is no listing in HTTP; a caller that needs one learns so from the
 capabilities, and from the error.
 """
 
@@ -196,12 +196,12 @@ class HttpStorage(ConnectedStorage):
         if question.range is not None:
             headers["Range"] = question.range
         seconds = self._settings.timeout_seconds
-        found: _Answer = self._send(
+        received: _Answer = self._send(
             "read",
             question.key,
             lambda fs: sync(fs.loop, _exchange, fs, url, headers, question, seconds),
         )
-        return found
+        return received
 
     def _error(self, failed: RequestFailedError, action: str, key: str) -> IcechunkArrowError:
         error = super()._error(failed, action, key)

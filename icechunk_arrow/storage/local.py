@@ -224,10 +224,10 @@ class LocalStorage(Storage):
 
         Why that is right: the file is whole and synced before it has the name that readers know. The name is given
         by one call that fails where it is taken (a hard link, or a rename that refuses to replace), so of several
-        who try one wins, and nobody reads a part. The folder is synced before this returns, so the caller is told
+        writers one wins, and no reader sees a part. The folder is synced before this returns, so the caller is told
         of nothing that a power cut takes back. Looking first whether the name is taken saves a loser the file, and
         decides nothing. Where the volume has neither call the file is made in place, which refuses a taken name
-        too, but shows a part to who reads meanwhile: only a caller who chose ``"unsafe"`` comes there.
+        too, but shows a part to readers meanwhile: only a caller that chose ``"unsafe"`` comes there.
         """
         path = self._path(key)
         self.require_writable()
@@ -366,20 +366,20 @@ class LocalStorage(Storage):
 
     def _entries(self, prefix: str) -> _Entries:
         """Names in a folder and whether each is a folder; links and pipes are left out."""
-        found: _Entries = []
+        children: _Entries = []
         try:
             self._folders.check_plain(prefix)
             with os.scandir(self._base + prefix) as entries:
                 for entry in entries:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if (is_folder or entry.is_file(follow_symlinks=False)) and is_key(entry.name):
-                        found.append((entry.name, is_folder))
+                        children.append((entry.name, is_folder))
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise self._read_error(error, prefix) from error
         if not prefix:
-            return [entry for entry in found if entry[0] != SCRATCH]
-        return found
+            return [entry for entry in children if entry[0] != SCRATCH]
+        return children
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         entries = self._entries(prefix)
@@ -474,15 +474,15 @@ class _Folders:
     def _make_root(self, root: str) -> None:
         """Make the root and what is missing above it; where it is there, its maker may not have come so far."""
         above = os.path.dirname(root)
-        made = not os.path.isdir(root)
-        if made:
+        is_new = not os.path.isdir(root)
+        if is_new:
             if above != root:
                 self._make_root(above)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(root)
         if self._durable:
-            # a folder that is somebody else's may be one that cannot be opened, only passed through
-            with contextlib.nullcontext() if made else contextlib.suppress(PermissionError):
+            # a folder of another user may be one that cannot be opened, only passed through
+            with contextlib.nullcontext() if is_new else contextlib.suppress(PermissionError):
                 disk.sync_folder(above)
 
 

@@ -77,8 +77,8 @@ class _Names:
 
     def sorted(self) -> list[str]:
         if self._removed:
-            kept = [name for name in self._order if name not in self._removed]
-            self._order, self._removed = kept, set()
+            names = [name for name in self._order if name not in self._removed]
+            self._order, self._removed = names, set()
         if len(self._added) > _FEW:
             self._order.extend(self._added)
             self._order.sort()
@@ -120,12 +120,12 @@ class _Place:
     def keys(self, prefix: str, limit: int | None) -> list[str]:
         folders = [folder for folder in self.folders if folder.startswith(prefix)]
         if folders == [prefix]:
-            found = (prefix + name for name in self.folders[prefix].sorted())
+            sorted_keys = (prefix + name for name in self.folders[prefix].sorted())
         else:
             below = (folder + name for folder in folders for name in self.folders[folder].sorted())
-            found = (key for key in sorted(below))
+            sorted_keys = (key for key in sorted(below))
         # a write that was interrupted may have left a name twice, or one without an object
-        there = (key for key, _ in groupby(found) if key in self.objects)
+        there = (key for key, _ in groupby(sorted_keys) if key in self.objects)
         return list(islice(there, limit))
 
 
@@ -212,9 +212,9 @@ class MemoryStorage(Storage):
 
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
         """Get a range of an object that is not a repository's, under any name, and facts of it."""
-        found = self._find(key)
-        data = found.data[start : start + length]
-        return Part(data, content_token(found.data), micros_of(found.modified))
+        item = self._find(key)
+        data = item.data[start : start + length]
+        return Part(data, content_token(item.data), micros_of(item.modified))
 
     def put(
         self,
@@ -242,9 +242,9 @@ class MemoryStorage(Storage):
         check_key(key)
         self._check_process()
         with self._place.lock:
-            found = self._place.objects.get(key)
-            if found is None or content_token(found.data) != token:
-                fact = "is gone" if found is None else "has changed"
+            item = self._place.objects.get(key)
+            if item is None or content_token(item.data) != token:
+                fact = "is gone" if item is None else "has changed"
                 raise PreconditionFailedError(f"{key!r} in {self.url} {fact}", key=key)
             self._place.set(key, bytes(data))
 
@@ -261,10 +261,10 @@ class MemoryStorage(Storage):
 
     def _list(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         with self._place.lock:
-            found = [(key, self._place.objects[key]) for key in self._place.keys(prefix, limit)]
+            items = [(key, self._place.objects[key]) for key in self._place.keys(prefix, limit)]
         return (
             ObjectInfo(key=key, size_bytes=len(item.data), modified=item.modified)
-            for key, item in found
+            for key, item in items
         )
 
     def _list_folders(self, prefix: str) -> Iterable[str]:
@@ -281,10 +281,10 @@ class MemoryStorage(Storage):
                 self._place.remove(key)
 
     def _find(self, key: str) -> _Object:
-        found = self._place.objects.get(key)
-        if found is None:
+        item = self._place.objects.get(key)
+        if item is None:
             raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
-        return found
+        return item
 
     def _add(self, key: str, data: bytes) -> None:
         check_key(key)

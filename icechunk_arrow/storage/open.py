@@ -125,7 +125,7 @@ def _open_remote(protocol: str, address: Address) -> Storage:
 
 
 def _way_to(protocol: str) -> type[ConnectedStorage]:
-    """Choose who reaches places of a protocol; each is loaded where it is needed: s3fs alone takes a second."""
+    """Choose the class for a protocol's places; each is loaded where it is needed: s3fs alone takes a second."""
     if protocol in {"s3", "s3a"}:
         from icechunk_arrow.storage.s3 import S3Storage  # noqa: PLC0415
 

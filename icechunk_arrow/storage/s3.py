@@ -107,16 +107,16 @@ class S3Storage(ConnectedStorage):
     def get_part(self, key: str, start: int, length: int, *, facts: bool) -> Part:  # noqa: ARG002
         """See :meth:`ConnectedStorage.get_part`; one request, and any key that S3 knows."""
         check_range(start, length)
-        found = self._read(Question(key=key, start=start, length=length))
-        return Part(found.data, found.etag, micros_of(found.modified))
+        received = self._read(Question(key=key, start=start, length=length))
+        return Part(received.data, received.etag, micros_of(received.modified))
 
     def get_tail(self, key: str, length: int) -> tuple[bytes, int]:
         """See :meth:`Storage.get_tail`; one request."""
         check_range(0, length)
         if not length:
             return b"", self._look_for(key)
-        found = self._read(Question(key=check_key(key), start=None, length=length))
-        return found.data, found.size or 0
+        received = self._read(Question(key=check_key(key), start=None, length=length))
+        return received.data, received.size or 0
 
     def put(
         self,
@@ -145,10 +145,10 @@ class S3Storage(ConnectedStorage):
 
     def get_versioned(self, key: str, *, limit_bytes: int | None = None) -> tuple[bytes, Token]:
         """See :meth:`Storage.get_versioned`."""
-        found = self._read(Question(key=check_key(key), limit_bytes=limit_bytes))
-        if found.etag is None:
+        received = self._read(Question(key=check_key(key), limit_bytes=limit_bytes))
+        if received.etag is None:
             raise StorageError(f"{key!r} in {self._url}: the server tells no ETag of it", key=key)
-        return found.data, found.etag
+        return received.data, received.etag
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         """See :meth:`Storage.replace`."""
@@ -190,16 +190,16 @@ class S3Storage(ConnectedStorage):
                     pass
 
     def _options(self) -> dict[str, Any]:
-        given = self._address.options
+        options = self._address.options
         seconds = self._settings.timeout_seconds
         config = {
             "connect_timeout": min(seconds, _CONNECT_SECONDS),
             "read_timeout": seconds,
             "max_pool_connections": self._settings.max_concurrency,
             "retries": {"total_max_attempts": 1},
-            **given.get("config_kwargs", {}),
+            **options.get("config_kwargs", {}),
         }
-        return {"use_listings_cache": False, **given, "config_kwargs": config}
+        return {"use_listings_cache": False, **options, "config_kwargs": config}
 
     def _connect(self) -> tuple[Any, str]:
         fs, path = super()._connect()
@@ -287,12 +287,12 @@ class S3Storage(ConnectedStorage):
         """Read some of an object, under any name: nothing, where it ends before that."""
         place = {"Bucket": self._bucket, "Key": self._key(question.key)}
         try:
-            found: _Found = self._try(lambda fs: sync(fs.loop, _fetch, fs, place, question))
+            received: _Found = self._try(lambda fs: sync(fs.loop, _fetch, fs, place, question))
         except RequestFailedError as failed:
             if failed.failure.kind is Kind.RANGE:
                 return _Found()
             raise self._error(failed, "read", question.key) from failed
-        return found
+        return received
 
     def _request(self, action: str, key: str, method: str, **arguments: Any) -> Any:
         """Send one of S3's other requests."""
@@ -318,10 +318,10 @@ class S3Storage(ConnectedStorage):
 
     def _objects(self, prefix: str, limit: int | None) -> Iterator[ObjectInfo]:
         for page in self._pages(prefix, limit):
-            for found in filter(self._is_object, page.get("Contents", ())):
-                key = found["Key"][len(self._folder) :]
+            for item in filter(self._is_object, page.get("Contents", ())):
+                key = item["Key"][len(self._folder) :]
                 yield ObjectInfo(
-                    key=key, size_bytes=int(found["Size"]), modified=found.get("LastModified")
+                    key=key, size_bytes=int(item["Size"]), modified=item.get("LastModified")
                 )
 
     def _delete(self, keys: Sequence[str]) -> None:

@@ -150,8 +150,8 @@ class ScratchFolder:
         with contextlib.suppress(OSError), self._opened() as folder:
             for name in filter(_UNFINISHED.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
-                    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and found.st_mtime < oldest:
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
                         os.unlink(name, dir_fd=folder)
 
     @contextlib.contextmanager

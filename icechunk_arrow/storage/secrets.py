@@ -194,9 +194,9 @@ def hidden(text: str, options: Mapping[str, Any]) -> str:
 
 def without_password(url: str) -> tuple[str, dict[str, str]]:
     """Take name and password out of a URL, so that nothing that shows the URL shows them."""
-    found = _USER.match(url)
-    if found is None:
+    match = _USER.match(url)
+    if match is None:
         return url, {}
-    name, _, password = found["user"].partition(":")
-    bare = found["start"] + url[found.end() :]
+    name, _, password = match["user"].partition(":")
+    bare = match["start"] + url[match.end() :]
     return bare, {"username": unquote(name), "password": unquote(password)}

@@ -1,4 +1,4 @@
-"""Files of other people that are read once and never written: what an ingest finds, opens and copies.
+"""Files of other writers that are read once and never written: what an ingest finds, opens and copies.
 
 Owns finding, sizes, times and ETags of such files, in the words in which a virtual chunk records them.
 """
@@ -148,15 +148,15 @@ class SourceFiles:
 
         def look() -> Mapping[str, Any]:
             fs.invalidate_cache()
-            found: Mapping[str, Any] = fs.info(path)
-            return found
+            facts: Mapping[str, Any] = fs.info(path)
+            return facts
 
-        found = self._ask(url, "found", look)
-        if found.get("type") == "directory":
+        facts = self._ask(url, "found", look)
+        if facts.get("type") == "directory":
             raise InvalidInputError(f"{url} is a folder, where a file was expected", url=url)
-        if found.get("size") is None:
+        if facts.get("size") is None:
             raise StorageError(f"{url}: the server does not say its size", url=url)
-        return _file(url, found)
+        return _file(url, facts)
 
     def facts_of_all(self, urls: Sequence[str]) -> list[SourceFile | IcechunkArrowError]:
         """Look at files, many at once; what goes wrong with one stands in its place."""
@@ -192,9 +192,9 @@ class SourceFiles:
             return [self.find(url) for url in urls]
         paths = [self._reach(url) for url in urls]
         fs = paths[0][0]
-        found = fs.cat([path for _, path in paths], on_error="return")
+        contents = fs.cat([path for _, path in paths], on_error="return")
         return [
-            self.find(url) if isinstance(found[path], BaseException) else bytes(found[path])
+            self.find(url) if isinstance(contents[path], BaseException) else bytes(contents[path])
             for url, (_, path) in zip(urls, paths, strict=True)
         ]
 
@@ -210,11 +210,11 @@ class SourceFiles:
         fs = places[0][0]
         stops = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
         paths = [path for _, path in places]
-        found = list(fs.cat_ranges(paths, list(offsets), stops, on_error="return", max_gap=None))
-        for number, data in enumerate(found):
+        parts = list(fs.cat_ranges(paths, list(offsets), stops, on_error="return", max_gap=None))
+        for number, data in enumerate(parts):
             if isinstance(data, BaseException) or len(data) != lengths[number]:
-                found[number] = self._range(urls[number], offsets[number], lengths[number])
-        return found
+                parts[number] = self._range(urls[number], offsets[number], lengths[number])
+        return parts
 
     def _range(self, url: str, offset: int, length: int) -> bytes:
         """Read one range; of what is too short it is seen whether the file ends there."""
@@ -260,8 +260,8 @@ class SourceFiles:
         """Give the names of the folders that stand in a folder, sorted; none where there is no folder."""
         fs, path = self._reach(folder)
         root = path.rstrip("/")
-        found = self._look(fs, folder, lambda: fs.ls(root, detail=True)) or []
-        names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
+        listing = self._look(fs, folder, lambda: fs.ls(root, detail=True)) or []
+        names = [each["name"].rstrip("/") for each in listing if each["type"] == "directory"]
         return sorted(name.rpartition("/")[2] for name in names if name != root)
 
     def _look(self, fs: Any, folder: str, listed: Callable[[], Any]) -> Any:
@@ -284,26 +284,26 @@ class SourceFiles:
             if os.path.lexists(path) and not os.path.isdir(root):  # noqa: PTH112 -- strings, as all URLs
                 raise InvalidInputError(f"{folder} is no folder", url=folder)
             return self._ask(folder, "listed", lambda: _local_listing(root))
-        found = self._look(fs, folder, lambda: fs.find(root, detail=True)) or {}
-        kept = {name: each for name, each in found.items() if name.startswith(root)}
-        etags = [etag_of(each) for each in kept.values()]
+        listing = self._look(fs, folder, lambda: fs.find(root, detail=True)) or {}
+        files = {name: each for name, each in listing.items() if name.startswith(root)}
+        etags = [etag_of(each) for each in files.values()]
         return Listing(
-            names=[name[len(root) :] for name in kept],
-            sizes=[int(each["size"]) for each in kept.values()],
+            names=[name[len(root) :] for name in files],
+            sizes=[int(each["size"]) for each in files.values()],
             etags=etags,
             times=[
                 _micros(each) if etag is None else None
-                for etag, each in zip(etags, kept.values(), strict=True)
+                for etag, each in zip(etags, files.values(), strict=True)
             ],
         )
 
     def match(self, pattern: str) -> list[str]:
         """Give the files that a pattern with ``*``, ``?`` or ``[…]`` names, sorted."""
         fs, path = self._reach(pattern)
-        found: list[str] = self._ask(pattern, "listed", lambda: fs.glob(path))
+        paths: list[str] = self._ask(pattern, "listed", lambda: fs.glob(path))
         scheme, separator, _ = pattern.partition("://")
         return [
-            f"{scheme}{separator}{name}" if "://" not in name else name for name in sorted(found)
+            f"{scheme}{separator}{name}" if "://" not in name else name for name in sorted(paths)
         ]
 
 
@@ -367,11 +367,11 @@ def _local_listing(root: str) -> Listing:
     for place, _, names in os.walk(root, onerror=fail, followlinks=True):
         for name in names:
             path = os.path.join(place, name)  # noqa: PTH118 -- strings: there may be very many
-            found = os.stat(path)  # noqa: PTH116
-            if stat.S_ISREG(found.st_mode):
+            status = os.stat(path)  # noqa: PTH116
+            if stat.S_ISREG(status.st_mode):
                 listing.names.append(path[len(root) :])
-                listing.sizes.append(found.st_size)
-                listing.etags.append(local_etag(found))
+                listing.sizes.append(status.st_size)
+                listing.etags.append(local_etag(status))
                 listing.times.append(None)
     return listing
 

@@ -217,13 +217,13 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         number, rest = self._parsed(path)
         if self._is_describing():
             return self._makers[number](rest, True)
-        made = self._made.get(path)
-        if made is None:
-            made = self._makers[number](rest, False)
+        content = self._made.get(path)
+        if content is None:
+            content = self._makers[number](rest, False)
             with self._lock:
                 if number in self._groups:
-                    self._made[path] = made
-        return made
+                    self._made[path] = content
+        return content
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Read a part of an object, checked."""
@@ -254,10 +254,10 @@ def _check_local(root: str, groups: Iterable[FileGroup]) -> None:
             )
     for key, size in sizes.items():
         try:
-            found = os.lstat(root + key)
+            status = os.lstat(root + key)
         except FileNotFoundError as error:
             raise _gone(key, owners[key], root) from error
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             raise CorruptFileError(
                 f"{root}{key} of {owners[key]} is damaged: it should be a file of {size} bytes. Restore it "
                 f"from a copy.",
