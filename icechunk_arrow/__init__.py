@@ -148,15 +148,15 @@ if not TYPE_CHECKING:  # a type checker would believe that there is every name
     def __getattr__(name: str) -> object:
         """Import what is asked for, and keep it."""
         if name == "__version__":
-            found = _version()
+            value = _version()
         elif name in _HOME_OF:
-            found = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+            value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
         elif name in _MODULES:
-            found = import_module(f"{__name__}.{name}")
+            value = import_module(f"{__name__}.{name}")
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        globals()[name] = found
-        return found
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,9 +1,9 @@
-"""Every error of this package, grouped by what the person who catches it can do.
+"""Every error of this package, grouped by what the caller that catches it can do.
 
 ::
 
     IcechunkArrowError
-    ├── ConflictError                          somebody else was faster: rebase or try again
+    ├── ConflictError                          another writer was faster: rebase or try again
     │   └── RebaseFailedError                  the rebase met changes that do not go together
     ├── NotFoundError            (KeyError)    the thing you named is not there
     │   ├── RepositoryNotFoundError
@@ -171,7 +171,7 @@ class ReadOnlyError(IcechunkArrowError, PermissionError, ValueError):
 
 
 class NotAuthorizedError(IcechunkArrowError, PermissionError):
-    """A location lies outside the prefixes that the person allowed."""
+    """A location lies outside the prefixes that the caller allowed."""
 
 
 class FormatError(IcechunkArrowError):
@@ -183,7 +183,7 @@ class CorruptFileError(FormatError):
 
 
 class OversizedFileError(CorruptFileError):
-    """A file would take more memory than the person who opened it allows; made so by damage, or by somebody."""
+    """A file would take more memory than the caller that opened it allows; made so by damage, or on purpose."""
 
     key: str
     limit_bytes: int

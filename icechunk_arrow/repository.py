@@ -273,8 +273,10 @@ class Repository:
         as_of: datetime | None = None,
     ) -> Session:
         """Read one snapshot: a branch's newest or as of a time, a tag's, or one by id."""
-        found = resolve(self._context, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-        return Session(self._context, found)
+        chosen_id = resolve(
+            self._context, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
+        )
+        return Session(self._context, chosen_id)
 
     def writable_session(self, branch: str) -> Session:
         """Read a branch's newest snapshot, change it, and commit."""

@@ -1,4 +1,4 @@
-"""The sessions that people hold: the engine's, with their store, their forks and their pictures."""
+"""The sessions that callers hold: the engine's, with their store, their forks and their pictures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ENGINE_WORDS = frozenset(
 
 
 class OpenSession(BaseSession):
-    """What people find on every session."""
+    """What callers find on every session."""
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in ENGINE_WORDS]
@@ -98,7 +98,7 @@ class OpenSession(BaseSession):
         """Write many chunks whose bytes are encoded already as their arrays' codecs say.
 
         As :meth:`set_references`, but with a column ``data`` that holds the bytes, in place of ``location``,
-        ``offset`` and ``length``. Whether they can be decoded is seen by whoever reads them.
+        ``offset`` and ``length``. Whether they can be decoded is seen by the sessions that read them.
         """
         values = encoded_chunks(self.payload_writer)
         self.stage_rows(array_path, chunks, values, duplicates=duplicates)

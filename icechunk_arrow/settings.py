@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 MOST_ENTRIES = 1000
-"""A list that people write has no more."""
+"""A list that users write has no more."""
 LONGEST_YAML_BYTES = 1 << 18
-"""A file that people write has no more; so much takes a sixth of a second to read, half of one without libyaml."""
+"""A file that users write has no more; so much takes a sixth of a second to read, half of one without libyaml."""
 OPEN: Any = ...
 """The default of a setting that follows from others while it is not named."""
 _LONGEST_KEY = 100
@@ -141,8 +141,8 @@ def checked(value: Any, wanted: Any, where: str) -> Any:
     if value is None and form.takes_null:
         return None
     if form.item is not None:
-        found = enumerate(entries(value, where))
-        return tuple(checked(each, form.item, f"{where}[{number}]") for number, each in found)
+        numbered = enumerate(entries(value, where))
+        return tuple(checked(each, form.item, f"{where}[{number}]") for number, each in numbered)
     if form.settings is not None:
         if isinstance(value, form.settings):
             return value
@@ -169,7 +169,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def entries(found: Any, where: str) -> tuple[Any, ...]:
-    """Check that this is a list, and of a length that is meant for people.
+    """Check that this is a list, and of a length that is meant for users.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class _Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            found = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             _forget_output()
@@ -45,7 +45,7 @@ class _Program(click.Group):
         except IcechunkArrowError as error:
             say(f"{PROGRAM}: {error}")
             raise SystemExit(_FAILED) from None
-        return found
+        return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Give the commands in the order of the table."""

@@ -48,12 +48,12 @@ def _time(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dat
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is no time; write it like 2026-01-31T12:00:00Z"
         ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 _URL = _argument("url", "The repository: a path or URL.")

@@ -29,8 +29,8 @@ def init(
 ) -> None:
     """Make a repository where there is none."""
     chosen = _with_settings(RepositoryConfig(), settings) if settings else None
-    made = Repository.create(url, storage_options, config=chosen, catalog=catalog)
-    say(f"made a repository at {made.url}")
+    repository = Repository.create(url, storage_options, config=chosen, catalog=catalog)
+    say(f"made a repository at {repository.url}")
 
 
 def config(
@@ -52,14 +52,14 @@ def config(
 
 def _with_settings(base: RepositoryConfig, settings: Mapping[str, str]) -> RepositoryConfig:
     """Lay settings over others; what is wrong is said with the key that it is wrong with."""
-    found: dict[str, Any] = base.to_plain()
+    members: dict[str, Any] = base.to_plain()
     for key, text in settings.items():
         try:
             value = load_plain_yaml(text)
         except InvalidInputError as error:
             raise InvalidInputError(f"the value of {key} is not plain YAML: {error}") from None
         *above, last = key.split(".")
-        place: Any = found
+        place: Any = members
         for name in above:
             place = place.get(name) if isinstance(place, dict) else None
         if not isinstance(place, dict):
@@ -67,4 +67,4 @@ def _with_settings(base: RepositoryConfig, settings: Mapping[str, str]) -> Repos
                 f"unknown configuration key {key!r}; `icechunk-arrow config` lists all"
             )
         place[last] = value
-    return RepositoryConfig.from_plain(found)
+    return RepositoryConfig.from_plain(members)

@@ -42,8 +42,8 @@ def log(
     with working(f"reading the history of {url}"):
         repository = Repository.open(url, storage_options)
         start = repository.readonly_session(**which).snapshot_id
-        found = islice(repository.ancestry(snapshot_id=start), limit)
-        rows = [(each.id, each.parent_id, each.written_at, each.message) for each in found]
+        snapshots = islice(repository.ancestry(snapshot_id=start), limit)
+        rows = [(each.id, each.parent_id, each.written_at, each.message) for each in snapshots]
     columns = [
         from_values([row[place] for row in rows], field.type) for place, field in enumerate(_LOG)
     ]
@@ -68,9 +68,9 @@ def _emit_refs(
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     with working(f"reading {url}"):
-        found = Repository.open(url, storage_options).tables("refs")
-    of_kind = [(row["name"], i) for i, row in enumerate(found.to_pylist()) if row["type"] == kind]
-    emit(pick(found.select(columns), of_kind), to)
+        table = Repository.open(url, storage_options).tables("refs")
+    of_kind = [(row["name"], i) for i, row in enumerate(table.to_pylist()) if row["type"] == kind]
+    emit(pick(table.select(columns), of_kind), to)
 
 
 def diff(
@@ -84,9 +84,9 @@ def diff(
 ) -> None:
     """Say what changed up to a snapshot, since another one."""
     with working(f"comparing snapshots of {url}"):
-        found = Repository.open(url, storage_options).tables("changes", since=since, **which)
+        changes = Repository.open(url, storage_options).tables("changes", since=since, **which)
     if not chunks:
         keys = ["path", "change", "node_type", "from_path"]
-        found = found.group_by(keys).aggregate([([], "count_all")])
-        found = found.rename_columns([*keys, "count"])
-    emit(found.sort_by([("path", "ascending"), ("change", "ascending")]), to)
+        changes = changes.group_by(keys).aggregate([([], "count_all")])
+        changes = changes.rename_columns([*keys, "count"])
+    emit(changes.sort_by([("path", "ascending"), ("change", "ascending")]), to)

@@ -78,8 +78,8 @@ def inspect(
 
 
 def emit_inspections(to: RowsTo) -> None:
-    """List the inspections; for people the names of parameters will do."""
-    found = inspection_table()
+    """List the inspections; for users the names of parameters will do."""
+    table = inspection_table()
     if to.form is Format.TABLE:
         lines = [
             {
@@ -87,10 +87,10 @@ def emit_inspections(to: RowsTo) -> None:
                 "purpose": row["purpose"],
                 "parameters": ", ".join(each.partition(" ")[0] for each in row["parameters"]),
             }
-            for row in found.to_pylist()
+            for row in table.to_pylist()
         ]
-        found = text_table(lines)
-    emit(found, to)
+        table = text_table(lines)
+    emit(table, to)
 
 
 def emit_inspection(
@@ -102,11 +102,11 @@ def emit_inspection(
 ) -> None:
     """Run an inspection of a snapshot, and write its rows."""
     kinds = {each.name: each.kind for each in find_inspection(name).parameters}
-    given = {key: _READ.get(kinds.get(key, ""), str)(text) for key, text in parameters.items()}
+    values = {key: _READ.get(kinds.get(key, ""), str)(text) for key, text in parameters.items()}
     with query_failures(f"the inspection {name}"):
         with working(f"inspecting {repository.url}: {name}"):
-            found = repository.inspect(name, **which, **given)
-        emit(found, to)
+            table = repository.inspect(name, **which, **values)
+        emit(table, to)
 
 
 def _number(text: str) -> int | str:

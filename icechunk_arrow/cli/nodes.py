@@ -41,13 +41,13 @@ def ls(
     paths, parents = nodes["path"].to_pylist(), nodes["parent"].to_pylist()
     top = _existing(paths, path)
     if nodes["type"][paths.index(top)].as_py() == "array":
-        found = [(top, paths.index(top))]
+        listed = [(top, paths.index(top))]
     elif recursive:
         below = top.rstrip("/") + "/"
-        found = [(p, row) for row, p in enumerate(paths) if p.startswith(below) and p != top]
+        listed = [(p, row) for row, p in enumerate(paths) if p.startswith(below) and p != top]
     else:
-        found = [(paths[row], row) for row, parent in enumerate(parents) if parent == top]
-    emit(pick(nodes.select(_LISTED), found), to)
+        listed = [(paths[row], row) for row, parent in enumerate(parents) if parent == top]
+    emit(pick(nodes.select(_LISTED), listed), to)
 
 
 def _existing(paths: Container[str], path: str) -> str:

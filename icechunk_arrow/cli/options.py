@@ -44,12 +44,12 @@ def json_or_text(text: str) -> Any:
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """Split ``key=value`` texts."""
-    found = {}
+    values = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
-        if key in found:
+        if key in values:
             raise click.BadParameter(f"{key!r} is given twice", param_hint=option)
-        found[key] = value
-    return found
+        values[key] = value
+    return values

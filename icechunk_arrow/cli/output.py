@@ -1,6 +1,6 @@
-"""Rows as people and programs want them: a table, JSON, CSV, Parquet or Arrow.
+"""Rows as users and programs want them: a table, JSON, CSV, Parquet or Arrow.
 
-Rows come in batches and go on at once, so that an answer of any size needs little memory. Tables for people are the
+Rows come in batches and go on at once, so that an answer of any size needs little memory. Tables for users are the
 exception: they have a limit, and say so.
 """
 
@@ -83,10 +83,12 @@ def plain(value: Any) -> Any:
 
 def cell(value: Any) -> str:
     """Write a value into a cell of a table or of a CSV file; null is empty."""
-    found = plain(value)
-    if found is None:
+    plain_value = plain(value)
+    if plain_value is None:
         return ""
-    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return (
+        plain_value if isinstance(plain_value, str) else json.dumps(plain_value, ensure_ascii=False)
+    )
 
 
 def emit(rows: pa.Table | BatchReader, to: RowsTo) -> None:
@@ -185,8 +187,8 @@ def _write_json(reader: BatchReader, sink: BinaryIO) -> None:
     before = b"[\n"
     shown = harmless_json if sink.isatty() else str
     for row in _rows(reader):
-        found = dict(zip(names, map(plain, row), strict=True))
-        text = shown(json.dumps(found, ensure_ascii=False))
+        members = dict(zip(names, map(plain, row), strict=True))
+        text = shown(json.dumps(members, ensure_ascii=False))
         sink.write(before + text.encode("utf-8", "replace"))
         before = b",\n"
     sink.write(b"[]\n" if before == b"[\n" else b"\n]\n")
@@ -217,17 +219,17 @@ def _write_arrow(reader: BatchReader, sink: BinaryIO) -> None:
 
 
 def _write_table(reader: BatchReader, sink: BinaryIO) -> None:
-    found = _rows(reader)
-    rows = list(islice(found, _MOST_ROWS))
-    more = next(found, None) is not None
-    del found  # what it shows on the terminal ends with it
+    all_rows = _rows(reader)
+    rows = list(islice(all_rows, _MOST_ROWS))
+    more = next(all_rows, None) is not None
+    del all_rows  # what it shows on the terminal ends with it
     print_on(sink, rich_table(reader.schema, rows))
     if more:
         say(f"these are the first {_MOST_ROWS:,} rows; the other formats write all")
 
 
 def rich_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> Table:
-    """Lay rows out for people; numbers stand at the right."""
+    """Lay rows out for users; numbers stand at the right."""
     from rich import box  # noqa: PLC0415  (programs' formats do not wait for it)
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -243,7 +245,7 @@ def rich_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> Table:
 
 
 def print_on(sink: BinaryIO, what: RenderableType) -> None:
-    """Write something for people; on a terminal with its width and colours."""
+    """Write something for users; on a terminal with its width and colours."""
     text = io.TextIOWrapper(sink, encoding="utf-8", errors="replace", write_through=True)
     try:
         _console_on(text).print(what)

@@ -128,8 +128,8 @@ class Desk:
                 emit(InterruptibleRows(self.con, reader), to)
 
     def _run(self, text: str) -> pa.RecordBatchReader | None:
-        found = self.con.sql(text)
-        return None if found is None else found.to_arrow_reader(_BATCH_ROWS)
+        relation = self.con.sql(text)
+        return None if relation is None else relation.to_arrow_reader(_BATCH_ROWS)
 
     def inspect(self, name: str, parameters: Mapping[str, str], to: RowsTo) -> None:
         """Run an inspection of the snapshot, and write its rows."""

@@ -53,11 +53,11 @@ def schema(name: str | None, *, to: RowsTo) -> None:
 
 
 def _title(text: str) -> str:
-    found = json.loads(text)
-    if "kind" in found:
-        width = f", {found['width']}" if "width" in found else ""
-        return f"{found['kind']}{width}: {found['files']}"
-    return f"JSON: {found['title']}"
+    members = json.loads(text)
+    if "kind" in members:
+        width = f", {members['width']}" if "width" in members else ""
+        return f"{members['kind']}{width}: {members['files']}"
+    return f"JSON: {members['title']}"
 
 
 def _file_column(column: dict[str, Any]) -> dict[str, Any]:

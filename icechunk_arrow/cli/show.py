@@ -68,7 +68,7 @@ def show(
     with working(f"reading {file}"):
         shown = _read(open_storage(root, storage_options), key, parsed, rows)
     if to.form is Format.JSON:
-        found = {
+        document = {
             "identification": shown.identification,
             "facts": shown.facts,
             "schema": shown.columns,
@@ -79,7 +79,7 @@ def show(
                 for row in rows_of(shown.rows)
             ],
         }
-        emit_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", to.file)
+        emit_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", to.file)
     elif to.form is Format.TABLE:
         _print(shown, to.file)
     elif shown.rows is None:
@@ -179,7 +179,7 @@ def _short(value: Any) -> str:
 
 
 def _print(shown: _Shown, file: Path | None) -> None:
-    """Write everything for people, one part after the other."""
+    """Write everything for users, one part after the other."""
     facts = pa.schema([("name", pa.string()), ("value", pa.string())])
     columns = pa.schema([("column", pa.string()), ("type", pa.string()), ("nullable", pa.bool_())])
     parts: dict[str, Any] = {
@@ -191,8 +191,8 @@ def _print(shown: _Shown, file: Path | None) -> None:
         parts["Rows"] = (shown.rows.schema, list(rows_of(shown.rows)))
     sys.stdout.flush()
     with opened(file) as sink:
-        for title, (schema, found) in parts.items():
-            if found:
+        for title, (schema, rows) in parts.items():
+            if rows:
                 print_on(sink, f"[bold]{title}[/bold]")
-                print_on(sink, rich_table(schema, found))
+                print_on(sink, rich_table(schema, rows))
                 print_on(sink, "")
