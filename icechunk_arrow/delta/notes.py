@@ -90,9 +90,9 @@ def encode(note: Note) -> str:
 def decode(user_metadata: str | None) -> Note | None:
     """Read a note; None where the text is anything else."""
     try:
-        found: Any = json.loads(user_metadata or "")[_KEY]
-        others = {name: Shown(**each) for name, each in found.pop("others").items()}
-        return Note(**found, others=others)
+        note: Any = json.loads(user_metadata or "")[_KEY]
+        others = {name: Shown(**each) for name, each in note.pop("others").items()}
+        return Note(**note, others=others)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -132,7 +132,7 @@ def shown_after(commits: Sequence[Commit]) -> dict[str, Shown]:
 
 def numbers_used(commits: Iterable[Commit], repository: str) -> int | None:
     """Find the largest number that a repository's publishings are known to have; None where none is."""
-    found = [
+    numbers = [
         number
         for commit in commits
         if commit.note is not None
@@ -142,4 +142,4 @@ def numbers_used(commits: Iterable[Commit], repository: str) -> int | None:
         )
         if number is not None
     ]
-    return max(found, default=None)
+    return max(numbers, default=None)

@@ -212,20 +212,20 @@ def snapshot_of(
     repository: str | None = None,
 ) -> str:
     """Give the snapshot that a version of a table shows; of one repository, if it has several."""
-    found = published(spark, table, version)
+    snapshots = published(spark, table, version)
     which = "now" if version is None else f"in version {version}"
-    if repository is None and len(found) > 1:
+    if repository is None and len(snapshots) > 1:
         raise InvalidInputError(
-            f"the table {table} shows several repositories {which}; name one of {', '.join(found)}"
+            f"the table {table} shows several repositories {which}; name one of {', '.join(snapshots)}"
         )
-    name = next(iter(found), None) if repository is None else repository
-    if name is None or name not in found:
-        shown = f"it shows {', '.join(found)}" if found else "it shows none that is known"
+    name = next(iter(snapshots), None) if repository is None else repository
+    if name is None or name not in snapshots:
+        shown = f"it shows {', '.join(snapshots)}" if snapshots else "it shows none that is known"
         raise NotFoundError(
             f"it is not known which snapshot of {repository or 'a repository'} the table {table} shows {which}; "
             f"{shown}"
         )
-    return found[name]
+    return snapshots[name]
 
 
 def version_of(
@@ -339,9 +339,9 @@ def _change(context: Context, here: Shown | None, wanted: str) -> Replacement:
         before = context.files.read_snapshot(here.snapshot)
     except SnapshotNotFoundError:  # it has expired, or this is another repository by the same name
         return everything(after)
-    found = replacement(before, after)
-    named = len(found.gone | found.new) if found.gone else 0
-    return everything(after) if named > _MOST_NAMED else found
+    change = replacement(before, after)
+    named = len(change.gone | change.new) if change.gone else 0
+    return everything(after) if named > _MOST_NAMED else change
 
 
 def _write(
@@ -372,8 +372,8 @@ def _write(
 def _rows(spark: Any, context: Context, note: Note, change: Replacement) -> Iterator[Any]:
     """Read the rows that come, in as many tasks as the table is to get files."""
     with reading_chunks(spark, context, note.snapshot, change.new) as chunks:
-        found = chunks.selectExpr(f"{text(note.repository)} AS {REPOSITORY.name}", "*")
-        yield found.coalesce(max(-(-change.row_count // _ROWS_A_FILE), 1))
+        rows = chunks.selectExpr(f"{text(note.repository)} AS {REPOSITORY.name}", "*")
+        yield rows.coalesce(max(-(-change.row_count // _ROWS_A_FILE), 1))
 
 
 def _find(table: DeltaTable, note: Note) -> int | None:

@@ -57,10 +57,10 @@ class DeltaTable:
 
     def frame(self, **options: Any) -> Any:
         """Read it, or a version of it, or what changed in it."""
-        found = self._loaded(self.spark.read, options)
+        frame = self._loaded(self.spark.read, options)
         with _explained(self.label):
-            _ = found.schema  # a remote session looks at a frame only when it is asked
-        return found
+            _ = frame.schema  # a remote session looks at a frame only when it is asked
+        return frame
 
     def stream(self, **options: Any) -> Any:
         """Read it as a stream."""
@@ -74,8 +74,10 @@ class DeltaTable:
     def id(self) -> str:
         """Give the id that Delta knows the table by: a new one if it is made anew."""
         with _explained(self.label):
-            found: str = self.spark.sql(f"DESCRIBE DETAIL {self.relation}").select("id").first()[0]
-        return found
+            table_id: str = (
+                self.spark.sql(f"DESCRIBE DETAIL {self.relation}").select("id").first()[0]
+            )
+        return table_id
 
     def newest_version(self) -> int:
         """Give the number of its newest commit."""
@@ -90,8 +92,8 @@ class DeltaTable:
                 f"CREATE TABLE IF NOT EXISTS {self.relation} ({listed}) "
                 f"USING delta PARTITIONED BY ({identifier(partition)})"
             )
-        found = {each.name: each.dataType.simpleString() for each in self.frame().schema}
-        wrong = [name for name, kind in columns.items() if found.get(name) != kind]
+        types = {each.name: each.dataType.simpleString() for each in self.frame().schema}
+        wrong = [name for name, kind in columns.items() if types.get(name) != kind]
         if wrong:
             raise InvalidInputError(
                 f"the table {self.label} is there, and is no chunk inventory: it has no column "
@@ -107,10 +109,10 @@ class DeltaTable:
                 .select("version", "operation", "userMetadata")
                 .collect()
             )
-        found = [
+        commits = [
             Commit(version=row[0], operation=row[1] or "", note=decode(row[2])) for row in rows
         ]
-        return sorted(found, key=lambda each: each.version)
+        return sorted(commits, key=lambda each: each.version)
 
     def looks(self) -> Iterator[list[Commit]]:
         """Give its newest commits, and then all of them, if there are more."""

@@ -136,14 +136,14 @@ def _find(con: Any, name: str) -> tuple[str, _Connected | None]:
 
     One of the database in use comes before those of others.
     """
-    found = con.execute(
+    rows = con.execute(
         "SELECT database_name, schema_name FROM duckdb_views() WHERE lower(schema_name) = lower(?) "
         "AND view_name = ? ORDER BY database_name = current_database() DESC, database_name LIMIT 1",
         [name, _MARK],
     ).fetchall()
-    if not found:
+    if not rows:
         raise NotFoundError(f"there is no schema {name!r} that icechunk_arrow.duckdb.attach made")
-    schema = DUCKDB.identifier(*found[0])
+    schema = DUCKDB.identifier(*rows[0])
     [(token,)] = con.execute(f"SELECT token FROM {schema}.{_MARK}").fetchall()
     connected = _live.get(token)
     if connected is None or not all(

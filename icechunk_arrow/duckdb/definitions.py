@@ -95,14 +95,14 @@ def schema_statements(
     yield from coordinate_macros(schema)
     queries, relations = {}, {}
     for label, source in sources.items():
-        found = queries[label] = {name: source.metadata(name) for name in METADATA_TABLES}
-        relations[label] = _relations(source, found["nodes"])
-        found |= chunk_tables(relations[label])
-        found["changes"] = source.changes()
+        tables = queries[label] = {name: source.metadata(name) for name in METADATA_TABLES}
+        relations[label] = _relations(source, tables["nodes"])
+        tables |= chunk_tables(relations[label])
+        tables["changes"] = source.changes()
         yield from source.statements
     names = names_in(schema)
     for view in _VIEWS:
-        of_each = {label: found[view] for label, found in queries.items()}
+        of_each = {label: tables[view] for label, tables in queries.items()}
         query = DUCKDB.repositories(of_each) if united else of_each.popitem()[1]
         yield f"CREATE OR REPLACE VIEW {names[view]} AS {query}"
     for label, source in sources.items():
@@ -121,7 +121,7 @@ def _relations(source: SnapshotSource, nodes: str) -> dict[str, str]:
     snapshot = source.snapshot
     entries = source.held("entries", inventory_table(snapshot, source.folder))
     runs = grid_run_table(snapshot)
-    found = chunk_relations(
+    relations = chunk_relations(
         source,
         snapshot.id,
         together=plan_scans(snapshot),
@@ -129,7 +129,7 @@ def _relations(source: SnapshotSource, nodes: str) -> dict[str, str]:
         entries=entries,
         paths=f"(SELECT DISTINCT node_id, path FROM {entries})",
     )
-    return found | {
+    return relations | {
         "nodes": f"({nodes})",
         "grid_runs": source.held("grid_runs", runs)
         if runs.num_rows

@@ -110,7 +110,7 @@ class SealedFiles:
         if len(groups) == 1 and bounds[groups[0]] <= start and stop <= bounds[groups[0] + 1]:
             begin = int(bounds[groups[0]])
             return self._groups(key, opened, groups)[0][start - begin : stop - begin]
-        found = bytearray(stop - start)
+        content = bytearray(stop - start)
         pieces = [(0, _BEGIN), (ends_at, opened.end)]
         pieces += zip(
             bounds[groups.start :].tolist(), self._groups(key, opened, groups), strict=False
@@ -118,8 +118,8 @@ class SealedFiles:
         for begin, data in pieces:
             low, high = max(begin, start), min(begin + len(data), stop)
             if low < high:
-                found[low - start : high - start] = memoryview(data)[low - begin : high - begin]
-        return bytes(found)
+                content[low - start : high - start] = memoryview(data)[low - begin : high - begin]
+        return bytes(content)
 
     def _open(self, key: str, size_bytes: int) -> _Opened:
         """Check the end of a file, once; row groups that come along are kept."""
@@ -156,8 +156,8 @@ class SealedFiles:
 
     def _groups(self, key: str, opened: _Opened, groups: range) -> list[bytes]:
         """Give row groups, checked: those that are not held with one read."""
-        found = ((group, self._cache.find((key, group))) for group in groups)
-        held: dict[int, bytes] = {group: data for group, data in found if data is not None}
+        cached = ((group, self._cache.find((key, group))) for group in groups)
+        held: dict[int, bytes] = {group: data for group, data in cached if data is not None}
         missing = [group for group in groups if group not in held]
         if missing:
             first, last = missing[0], missing[-1]
@@ -177,7 +177,7 @@ class SealedFiles:
         """Check row groups that stand one after the other, and keep them."""
         base = int(opened.bounds[groups[0]])
         view = memoryview(data)
-        found = {}
+        checked = {}
         for group in groups:
             start, stop = opened.bounds[group : group + 2].tolist()
             part = view[start - base : stop - base]
@@ -187,8 +187,8 @@ class SealedFiles:
                     f"Restore the file from a copy, or attach an earlier snapshot.",
                     key=key,
                 )
-            found[group] = self._keep((key, group), bytes(part))
-        return found
+            checked[group] = self._keep((key, group), bytes(part))
+        return checked
 
     def _keep(self, name: tuple[str, int], data: bytes) -> bytes:
         self._cache.get(name, lambda: (data, len(data) + 200))
@@ -238,8 +238,8 @@ class CheckedSource(SnapshotSource):
         """Name the group of files."""
         name = self._groups.get(scan)
         if name is None:
-            found = (each for each in self._owners.items() if scan.manifests[0] in each[1])
-            owner, sizes = next(found)
+            owners = (each for each in self._owners.items() if scan.manifests[0] in each[1])
+            owner, sizes = next(owners)
             keys = {key_of(FileKind.MANIFEST, each): sizes[each] for each in scan.manifests}
             group = FileGroup(sizes=keys, owner=owner)
             number = len(self._groups)
@@ -372,5 +372,5 @@ def change_table(context: Context, before_id: str, after_id: str) -> pa.Table:
 
 def _rows(con: Any, query: str, schema: pa.Schema) -> pa.Table:
     """Run a query and give its rows in the types of a schema."""
-    found = con.sql(query).to_arrow_table()
-    return found.select(schema.names).cast(schema)
+    table = con.sql(query).to_arrow_table()
+    return table.select(schema.names).cast(schema)

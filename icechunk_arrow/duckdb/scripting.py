@@ -79,12 +79,12 @@ def sql_script(
         raise InvalidInputError(
             f"{context.storage.url} is in the memory of this process, where no script can read it"
         )
-    [(_, _, found, earlier)] = attachment.resolved()
-    after, before = (context.files.read_snapshot(each) for each in (found, earlier))
+    [(_, _, snapshot_id, earlier)] = attachment.resolved()
+    after, before = (context.files.read_snapshot(each) for each in (snapshot_id, earlier))
     schema = DUCKDB.identifier(name)
     source = _WrittenSource(context, schema, after, before)
     comments = [
-        f"-- snapshot {found} of {json.dumps(context.storage.url)}",
+        f"-- snapshot {snapshot_id} of {json.dumps(context.storage.url)}",
         "-- made by icechunk_arrow; read by DuckDB alone, such as: duckdb my.db < this.sql",
     ]
     statements = [

@@ -95,11 +95,11 @@ class Rebase:
 
 def _commits_between(context: Context, base_id: str, tip: Tip) -> list[str]:
     """Commits after the base, oldest first."""
-    found: list[str] = []
+    ids: list[str] = []
     for info in ancestors(context.files, tip.snapshot_id):
         if info.id == base_id:
-            return found[::-1]
-        found.append(info.id)
+            return ids[::-1]
+        ids.append(info.id)
     raise ConflictError(
         f"the branch {tip.branch!r} was reset: {base_id}, where this session began, is not in its "
         f"history any more. Open a new session and make the changes again.",
@@ -146,11 +146,11 @@ def _settle(
         else:
             coords = _coords_in(context, node_id, bulk.manifest)
         known[node_id, bulk.manifest] = coords
-    found = conflicts(ours, theirs, known)
-    resolution = solver.solve(found)
+    clashes = conflicts(ours, theirs, known)
+    resolution = solver.solve(clashes)
     # what was cut off as a whole cannot be given back in parts
     lost = {i for i in resolution.drop_chunks_of if cuts_off(ours.chunks[i], theirs.chunks[i])}
-    unsolved = (*resolution.unsolved, *(each for each in found if each.node_id in lost))
+    unsolved = (*resolution.unsolved, *(each for each in clashes if each.node_id in lost))
     if unsolved:
         raise RebaseFailedError(
             f"the changes cannot follow commit {snapshot_id}: "
@@ -224,7 +224,7 @@ class BranchSession(BaseSession):
     def __repr__(self) -> str:
         if self._is_copy:
             return f"<Session copied by a fork {self._context.storage.url}>"
-        tip, staging = self._tip, self._staging  # asked nobody: showing a session sends no request
+        tip, staging = self._tip, self._staging  # as they are: showing a session sends no request
         where = f"snapshot {staging.base.id!r}"
         if tip is not None:
             where = f"branch {tip.branch!r} at {where}"
@@ -348,7 +348,7 @@ class BranchSession(BaseSession):
         ConflictError
             The branch has moved; the changes are kept, to be rebased.
         RebaseFailedError
-            With ``rebase_with``: somebody changed the same things.
+            With ``rebase_with``: another session changed the same things.
         InvalidInputError
             Nothing was changed, and ``allow_empty`` is False.
         """

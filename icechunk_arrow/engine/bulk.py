@@ -204,13 +204,13 @@ class _Cutter(Struct, kw_only=True, eq=False):
         self.rows -= start
 
     def _between(self, start: int, stop: int) -> list[KeyedRows]:
-        found = []
+        pieces = []
         for part in self.parts:
             low, high = max(start, 0), min(stop, len(part))
             if low < high:
-                found.append(part.slice(low, high))
+                pieces.append(part.slice(low, high))
             start, stop = start - len(part), stop - len(part)
-        return found
+        return pieces
 
     def _table(self, start: int, stop: int) -> pa.Table:
         """Give some of the rows as a manifest has them."""
@@ -252,7 +252,7 @@ def _rests(cutters: Iterable[_Cutter], blank: _Blank) -> dict[int, pa.Table]:
     for cutter in cutters:
         if cutter.rows:
             alike.setdefault(cutter.parts[0].columns.schema, []).append(cutter)
-    found = {}
+    tables = {}
     for some in alike.values():
         parts = [part for cutter in some for part in cutter.parts]
         counts = [cutter.rows for cutter in some]
@@ -263,8 +263,8 @@ def _rests(cutters: Iterable[_Cutter], blank: _Blank) -> dict[int, pa.Table]:
         table = table.combine_chunks()
         for cutter, stop in zip(some, accumulate(counts), strict=True):
             rows = table.slice(stop - cutter.rows, cutter.rows)
-            found[cutter.node_id] = cutter.in_order(rows)
-    return found
+            tables[cutter.node_id] = cutter.in_order(rows)
+    return tables
 
 
 class _Array(Struct, kw_only=True, eq=False):

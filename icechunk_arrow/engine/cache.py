@@ -1,7 +1,7 @@
 """What was read once and may be wanted again, and bytes that are read ahead.
 
 ``ByteCache`` is bounded in bytes. Loads of one key happen once, however many threads ask at the same time; a load
-that is interrupted leaves nothing behind that anybody would wait for.
+that is interrupted leaves nothing behind that a thread would wait for.
 
 ``Windows`` read ahead where small chunks of one file are read one after the other: where the last read ended
 decides it, so scattered reads get exactly what they ask for. Files under ``c/`` are written once, so bytes that
@@ -38,7 +38,7 @@ MAX_FILES = 8
 
 
 class _Load:
-    """A load that is under way, for as long as somebody is at it or waits for it."""
+    """A load that is under way, for as long as a thread is at it or waits for it."""
 
     __slots__ = ("__weakref__", "is_done", "lock", "value")
 
@@ -82,7 +82,7 @@ class ByteCache:
     def get(self, key: Hashable, load: Callable[[], tuple[Any, int]]) -> Any:
         """Give the value for a key; ``load`` makes it, with its size, where it is not held.
 
-        Who waits for a load that fails tries it again.
+        A thread that waits for a load that fails tries it again.
         """
         with self._lock:
             held = self._values.get(key)

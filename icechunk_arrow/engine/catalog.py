@@ -248,12 +248,12 @@ def create_entry(storage: Storage, key: str, entry: RefEntry) -> bool:
     except StorageError:
         # the answer may have been lost behind a success
         try:
-            found = read_entry(storage, key)
+            stored = read_entry(storage, key)
         except ObjectNotFoundError:
-            found = None
-        if found is None:
+            stored = None
+        if stored is None:
             raise
-        return found == entry
+        return stored == entry
     return True
 
 
@@ -315,13 +315,13 @@ class SequenceCatalog(Catalog):
         """Read the number of an entry that was the newest not long ago."""
         try:
             data = self._storage.get(hint_key(branch), limit_bytes=hint.MOST_BYTES)
-            found = hint.decode(data)
-        except IcechunkArrowError:  # it decides nothing: whoever cannot read it goes without
+            hinted = hint.decode(data)
+        except IcechunkArrowError:  # it decides nothing: a reader that cannot read it goes without
             return None
-        return None if found is None else found.sequence
+        return None if hinted is None else hinted.sequence
 
     def _leave_hint(self, branch: str, number: int, snapshot_id: str) -> None:
-        """Tell readers that cannot list where to begin, now and then; nobody waits for it."""
+        """Tell readers that cannot list where to begin, now and then; no caller waits for it."""
         if number % HINT_EVERY:
             return
         data = hint.encode(hint.Hint(number, snapshot_id))
@@ -336,7 +336,7 @@ class SequenceCatalog(Catalog):
             threading.Thread(target=leave, name="icechunk-arrow hint", daemon=True).start()
 
     def look_ahead(self, branch: str) -> None:
-        """Find where a branch stands, for whoever asks next; it will meet the error, if there is one."""
+        """Find where a branch stands, for the caller that asks next; it will meet the error, if there is one."""
         with suppress(IcechunkArrowError):
             self._find_newest(branch)
 
@@ -379,10 +379,10 @@ class SequenceCatalog(Catalog):
 
     def confirm(self, tip: Tip) -> None:
         try:
-            found = self._read(branch_key(tip.branch, tip.position))
+            newest = self._read(branch_key(tip.branch, tip.position))
         except ObjectNotFoundError:
-            found = None
-        if found != tip.newest:
+            newest = None
+        if newest != tip.newest:
             with self._lock:
                 self._seen.pop(tip.branch, None)
             raise replaced(self._storage.url)
@@ -437,7 +437,7 @@ class SequenceCatalog(Catalog):
     def _append(
         self, name: str, snapshot_id: str | None, *, expected: str | None, deleted: bool
     ) -> None:
-        """Add an entry behind the newest, however often somebody else is faster."""
+        """Add an entry behind the newest, however often another writer is faster."""
         self.check_identity()
         while True:
             tip = self.get_tip(name)
@@ -455,7 +455,7 @@ class SequenceCatalog(Catalog):
 
     def _folders(self, kind: str) -> list[str]:
         parsed = map(parse_folder, self._storage.list_folders(REFS_FOLDER))
-        return [found[1] for found in parsed if found is not None and found[0] == kind]
+        return [folder[1] for folder in parsed if folder is not None and folder[0] == kind]
 
     def create_tag(self, name: str, snapshot: SnapshotInfo) -> None:
         check_ref_name(name, "tag")

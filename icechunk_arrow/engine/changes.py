@@ -162,7 +162,7 @@ def in_columns(
         deleted=Singles.of(deleted),
         inventories={i: bulk.inventory for i, bulk in bulks.items() if len(bulk.inventory)},
         sizes={name: size for bulk in bulks.values() for name, size in bulk.sizes.items()},
-        kept={i: kept for i in array_ids if (kept := arrays[i].kept) is not None},
+        kept={i: counts for i in array_ids if (counts := arrays[i].kept) is not None},
         pending=pending,
     )
 

@@ -2,7 +2,7 @@
 
 Owns what of a chunk file is fetched so that a part of a chunk can be checked, and the sums of blocks that are kept
 for it. A part is one request: the sums stand behind the chunk, where the index of a shard is fetched anyway, and
-come with that. Where nobody has asked for the end of a large chunk yet, its first part takes one more.
+come with that. Where no reader has asked for the end of a large chunk yet, its first part takes one more.
 
 Which ranges of one file are fetched with one request is a pure decision (``plan_ranges``), measured where requests
 are slow: an object store answers after some 25 ms, and then sends 50 to 100 MB a second on one connection.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_GAP_BYTES", "MAX_JOINED_BYTES", "ChunkBytes", "Group", "Part", "plan_ranges"]
 
 MAX_GAP_BYTES = 256 << 10
-"""Bytes that nobody asked for, between two that somebody did: they take a fifth of a request's wait."""
+"""Bytes that no caller asked for, between two that one did: they take a fifth of a request's wait."""
 MAX_JOINED_BYTES = 4 << 20
 """Beyond this the bytes take longer than the wait, and two connections bring them sooner than one."""
 
@@ -76,7 +76,7 @@ def plan_ranges(
 
 
 class Part(NamedTuple):
-    """A part of a chunk that somebody wants, and what is fetched for it, counted from the chunk's first byte."""
+    """A part of a chunk that a caller wants, and what is fetched for it, counted from the chunk's first byte."""
 
     ref: ChunkRef
     start: int
@@ -165,7 +165,7 @@ def _key(ref: ChunkRef) -> tuple[str, str | None, int, int, int | None]:
 
 
 def _keep_sums(files: Files, ref: ChunkRef, data: memoryview) -> Sums:
-    """Check the sums of a chunk's blocks, and keep them for the next who reads a part of it."""
+    """Check the sums of a chunk's blocks, and keep them for the next reader of a part of it."""
     if len(data) != size_of_sums(ref.length):
         raise _cut(ref)
     if crc32c(data) != ref.sums_crc32c:

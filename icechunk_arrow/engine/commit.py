@@ -118,7 +118,7 @@ def write_unseen(context: Context, planned: CommitPlan) -> str:
     _write_files(context, _finish(context, planned).files)
     _make_durable(
         context, planned
-    )  # like any other: whoever is told of it may begin a branch there
+    )  # like any other: a caller that is told of it may begin a branch there
     return planned.facts.id
 
 

@@ -110,7 +110,7 @@ def compact_chunks(
     rows = [(node, part) for node in arrays for part in _rows_in(context, node, small)]
     copy = _plan_copy([part for _, part in rows], small, config.chunk_file_size_bytes)
     files_after = int(copy.targets[-1]) + 1 if len(copy.targets) else 0
-    found = ChunkCompaction(
+    report = ChunkCompaction(
         snapshot_id=None,
         files_before=len(small),
         files_after=files_after,
@@ -120,7 +120,7 @@ def compact_chunks(
     if files_after >= len(small):
         return _NOTHING
     if dry_run:
-        return found
+        return report
     names = _copy(context, copy)
     session.place_only()
     _point(context, session, rows, copy, names)
@@ -129,10 +129,10 @@ def compact_chunks(
         return _NOTHING
     return ChunkCompaction(
         snapshot_id=snapshot_id,
-        files_before=found.files_before,
-        files_after=found.files_after,
-        chunk_count=found.chunk_count,
-        size_bytes=found.size_bytes,
+        files_before=report.files_before,
+        files_after=report.files_after,
+        chunk_count=report.chunk_count,
+        size_bytes=report.size_bytes,
     )
 
 
@@ -178,8 +178,8 @@ def _rows_in(context: Context, node: Node, files: pa.Array) -> Iterator[pa.Table
     for rows in _native_rows(context, node):
         part = rows.filter(pc.is_in(rows["chunk_file"], value_set=files))
         if part.num_rows:
-            kept = [STATISTICS.name] if any(known_statistics(part)) else []
-            yield part.select(["coord", *_RANGE, *_OF_BYTES, *kept])
+            statistics = [STATISTICS.name] if any(known_statistics(part)) else []
+            yield part.select(["coord", *_RANGE, *_OF_BYTES, *statistics])
 
 
 def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy:

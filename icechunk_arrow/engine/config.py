@@ -1,11 +1,11 @@
 """The settings of a repository: what ``config.yaml`` holds, what ``open`` may override, and which are in force.
 
 They say how a repository is written, never what a reader's process may spend: durability, time-outs, budgets and
-permissions belong to whoever opens.
+permissions belong to the process that opens.
 
-Nobody who only reads has to wait for the file: it is fetched when a setting is wanted. A reader leaves out keys
-that it does not know, since no setting changes what a file means; a writer that does not know them would not do
-what they say.
+No session that only reads has to wait for the file: it is fetched when a setting is wanted. A reader leaves out
+keys that it does not know, since no setting changes what a file means; a writer that does not know them would not
+do what they say.
 
 Specification: schemas/README.md#configuration
 """
@@ -137,10 +137,10 @@ class RepositoryConfig:
         from icechunk_arrow.core.plain_yaml import load_plain_yaml  # noqa: PLC0415 - slow to import
 
         try:
-            found = load_plain_yaml(text)
+            parsed = load_plain_yaml(text)
         except InvalidInputError as error:
             raise InvalidInputError(f"the configuration is not plain YAML: {error}") from error
-        return cls.from_plain(found, ignored)
+        return cls.from_plain(parsed, ignored)
 
     @classmethod
     def from_plain(cls, found: Any, ignored: list[str] | None = None) -> RepositoryConfig:
@@ -159,7 +159,7 @@ class RepositoryConfig:
 
 
 class SavedConfig:
-    """The settings in force: ``config.yaml`` as it is when somebody asks, under what was given at opening."""
+    """The settings in force: ``config.yaml`` as it is when a caller asks, under what was given at opening."""
 
     def __init__(
         self,
@@ -186,13 +186,13 @@ class SavedConfig:
         """What a session loads ahead; None where that has to be asked for."""
         if self._config is not None:
             return self._config.chunk_manifests.preload
-        given = self._given
-        if given is not None and given.gives("chunk_manifests"):
-            return given.chunk_manifests.given_preload
+        config = self._given
+        if config is not None and config.gives("chunk_manifests"):
+            return config.chunk_manifests.given_preload
         return None
 
     def to_read(self) -> RepositoryConfig:
-        """Give the settings to somebody who writes nothing."""
+        """Give the settings to a reader, which writes nothing."""
         if self._config is None:
             ignored: list[str] = []
             saved = self._load(ignored)
@@ -201,7 +201,7 @@ class SavedConfig:
         return self._config
 
     def to_write(self) -> RepositoryConfig:
-        """Give the settings to somebody who writes: all that are saved must be known here."""
+        """Give the settings to a writer: all that are saved must be known here."""
         config = self.to_read()
         if self._ignored:
             raise InvalidInputError(

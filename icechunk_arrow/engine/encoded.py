@@ -1,4 +1,4 @@
-"""Chunks that somebody encoded already, as columns of bytes: into chunk files or the manifest, and staged.
+"""Chunks that the caller encoded already, as columns of bytes: into chunk files or the manifest, and staged.
 
 Owns how a column of bytes is laid into files. Order, duplicates and manifests are the business of ``engine.bulk``.
 """
@@ -90,10 +90,10 @@ def _columns_of(writer: PayloadWriter, data: pa.LargeBinaryArray) -> dict[str, p
     for chosen, most_bytes in ((large, 0), (~inline & ~large, writer.file_size)):
         rows = np.flatnonzero(chosen)
         if len(rows):
-            found = _lay(writer, data, rows, most_bytes, len(names))
-            codes[rows], places[rows] = found.files, found.places
-            sums.take(rows, found.sealed)
-            names += found.names
+            laid = _lay(writer, data, rows, most_bytes, len(names))
+            codes[rows], places[rows] = laid.files, laid.places
+            sums.take(rows, laid.sealed)
+            names += laid.names
     return {
         "chunk_file": _files(names, codes, ~inline),
         "offset": from_numpy(places, pa.uint64(), ~inline),

@@ -73,10 +73,10 @@ def find_ledger(
         raise CorruptFileError(
             f"{log} is missing, although {key} refers to it. Restore it from a copy.", key=log
         ) from error
-    found = ledger_format.decode(data, entry.log)
-    if repository is not None and found.repository != repository:
+    ledger = ledger_format.decode(data, entry.log)
+    if repository is not None and ledger.repository != repository:
         raise CorruptFileError(f"{log} is the ledger of another repository", key=log)
-    return found
+    return ledger
 
 
 class Files:
@@ -99,7 +99,7 @@ class Files:
         self._recent: tuple[str, int, int, RowGroup | None] = ("", 0, 0, None)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Read a range of a chunk file, fewer bytes where it ends; of nothing nobody is asked."""
+        """Read a range of a chunk file, fewer bytes where it ends; of nothing without a request."""
         try:
             return self._windows.read(key, start, length) if length else b""
         except ObjectNotFoundError as error:
@@ -156,7 +156,7 @@ class Files:
             raise
 
     def hold_snapshot(self, snapshot: Snapshot, size_bytes: int) -> None:
-        """Keep a snapshot that was just written, in a file of this size, for whoever reads it next."""
+        """Keep a snapshot that was just written, in a file of this size, for the session that reads it next."""
         self.cache.get(("s", snapshot.id), lambda: (snapshot, 3 * size_bytes + 2000))
 
     def read_facts(self, identifier: str) -> SnapshotFacts:
@@ -181,8 +181,8 @@ class Files:
 
         def load() -> tuple[TransactionLog, int]:
             data = self._whole_by_tail(FileKind.TRANSACTION, identifier)
-            found = transaction.decode(data, identifier, self.decode_limit_bytes)
-            return found, 20 * len(data)
+            decoded = transaction.decode(data, identifier, self.decode_limit_bytes)
+            return decoded, 20 * len(data)
 
         log: TransactionLog = self.cache.get(("t", identifier), load)
         return log
@@ -192,8 +192,8 @@ class Files:
 
         def load() -> tuple[pa.Table, int]:
             data = self._whole_by_tail(FileKind.ATTRIBUTES, reference.identifier)
-            found = attributes.decode(data, reference.identifier, self.decode_limit_bytes)
-            return found, 2000 + found.nbytes
+            decoded = attributes.decode(data, reference.identifier, self.decode_limit_bytes)
+            return decoded, 2000 + decoded.nbytes
 
         table = self.cache.get(("a", reference.identifier), load)
         return attributes.row_of(table, reference.row, node_id, reference.identifier)
@@ -232,7 +232,7 @@ class Files:
         return opened
 
     def check_ends(self, sizes: Mapping[str, int]) -> None:
-        """Check the footers of manifests, given with their bytes, for somebody who will read these past us.
+        """Check the footers of manifests, given with their bytes, for a reader that will read these past us.
 
         Those that were checked before are not looked at again.
         """
@@ -250,10 +250,12 @@ class Files:
             sealed, _ = self._open(FileKind.MANIFEST, identifier)
             return sealed.size_bytes, 200
 
-        found: int = self.cache.get(("e", identifier), load)
-        if found != sizes[identifier]:
+        size_bytes: int = self.cache.get(("e", identifier), load)
+        if size_bytes != sizes[identifier]:
             key = key_of(FileKind.MANIFEST, identifier)
-            raise wrong_file(key, f"it has {found} bytes, where {sizes[identifier]} are recorded")
+            raise wrong_file(
+                key, f"it has {size_bytes} bytes, where {sizes[identifier]} are recorded"
+            )
 
     def holds_manifest(self, identifier: str) -> bool:
         """Whether all rows of a manifest are in the cache."""

@@ -56,7 +56,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _told: WeakSet[Storage] = WeakSet()
-"""Handles of people who know that what they commit is not durable."""
+"""Handles whose users were told that what they commit is not durable."""
 _DELETED = pa.schema(
     [
         pa.field("array_id", pa.uint32(), nullable=False),
@@ -106,7 +106,7 @@ def write_out(
             writer.write_planned(shapes.manifest(new_id(), rows))
         written = writer.finish()
     gone = from_numpy(chunks.deleted.node_ids, pa.uint32())
-    context.storage.sync()  # once, however many files: nobody else will
+    context.storage.sync()  # once, however many files: nothing else does it
     own = [held.owned_by(i) for i, held in chunks.inventories.items()]
     return WrittenChunks(
         synced=context.storage.syncs,
@@ -119,7 +119,7 @@ def write_out(
 
 
 def require_synced(storage: Storage, parts: Iterable[WrittenChunks]) -> None:
-    """Refuse to commit what may be lost in a power cut, unless the person chose to live with that."""
+    """Refuse to commit what may be lost in a power cut, unless the caller chose to live with that."""
     if all(part.synced for part in parts):
         return
     if storage.syncs:
@@ -138,13 +138,13 @@ def require_synced(storage: Storage, parts: Iterable[WrittenChunks]) -> None:
 
 def _shared_manifests(parts: Iterable[WrittenChunks]) -> dict[str, frozenset[int]]:
     """Tell which manifests hold rows of several arrays, and of which."""
-    found: dict[str, frozenset[int]] = {}
+    tenants: dict[str, frozenset[int]] = {}
     for part in parts:
         held = part.entries
         counts = np.bincount(held.codes, minlength=len(held.manifests))
         for code in np.flatnonzero(counts > 1).tolist():
-            found[held.manifests[code]] = frozenset(held.owners[held.codes == code].tolist())
-    return found
+            tenants[held.manifests[code]] = frozenset(held.owners[held.codes == code].tolist())
+    return tenants
 
 
 def refuse_deleted(
@@ -158,8 +158,8 @@ def refuse_deleted(
             mask = from_numpy(ids == node_id, pa.bool_())
             gone = one_array(part.deleted["coord"]).filter(mask)
             chunks = ChunkSet.of(len(views[node_id].grid.chunk_counts), deleted=gone)
-            for other, found in enumerate(entries):
-                held = found.get(node_id, NO_INVENTORY)
+            for other, theirs in enumerate(entries):
+                held = theirs.get(node_id, NO_INVENTORY)
                 if other == number:
                     continue
                 for place_ in chunks.touching(held.boxes):
@@ -211,11 +211,11 @@ def combine(
     owners = {name: number for number, part in enumerate(parts) for name in part.sizes}
     tenants = _shared_manifests(parts)
     entries = Inventory.united(part.entries for part in parts)
-    for node_id, found in entries.by_owner().items():
+    for node_id, inventory in entries.by_owner().items():
         merged: set[str] = set()
         inventories: list[Inventory] = []
         tables: list[pa.Table] = []
-        for names in _Held(entries=found, owners=owners).groups():
+        for names in _Held(entries=inventory, owners=owners).groups():
             merged.update(names)
             writer = ManifestWriter(context.storage, new_id)
             merging = BulkReferences(
@@ -226,12 +226,12 @@ def combine(
                 name_row=lambda _: "two of the writers",
             )
             with writer, merging:
-                merging.add_manifests(context.files, views[node_id], found, names)
+                merging.add_manifests(context.files, views[node_id], inventory, names)
                 (staged,) = merging.finish()
             sizes.update(staged.bulk.sizes)
             inventories.append(staged.bulk.inventory)
             tables += staged.bulk.tables
-        united = Inventory.united([found.without(merged), *inventories]).in_order()
+        united = Inventory.united([inventory.without(merged), *inventories]).in_order()
         bulk = Bulk(
             tables=tuple(tables),
             inventory=united,
@@ -283,8 +283,8 @@ def _refuse_outside(part: WrittenChunks, written: Inventory, view: ArrayView) ->
 def discard_written(context: Context, parts: Iterable[WrittenChunks]) -> int:
     """Delete the manifests of some forks, and the chunk files that these name; tell how many files.
 
-    Only for whoever knows that no commit of these parts was ever begun. What cannot be read or deleted is logged
-    and stays: files that nothing names do no harm, and a listing finds them. One manifest is held at a time.
+    Only for a caller that knows that no commit of these parts was ever begun. What cannot be read or deleted is
+    logged and stays: files that nothing names do no harm, and a listing finds them. One manifest is held at a time.
     """
     count = 0
     for part in parts:

@@ -144,10 +144,10 @@ def resolve(
     as_of: datetime | None = None,
 ) -> str:
     """Find the id of the snapshot that exactly one of these names."""
-    given = [n for n, v in (("branch", branch), ("tag", tag), ("snapshot_id", snapshot_id)) if v]
-    if len(given) != 1:
+    names = [n for n, v in (("branch", branch), ("tag", tag), ("snapshot_id", snapshot_id)) if v]
+    if len(names) != 1:
         raise InvalidInputError(
-            f"name exactly one of branch, tag and snapshot_id, not {' and '.join(given) or 'none'}"
+            f"name exactly one of branch, tag and snapshot_id, not {' and '.join(names) or 'none'}"
         )
     if as_of is not None and branch is None:
         raise InvalidInputError("as_of goes with a branch: tags and snapshots do not move in time")
@@ -207,7 +207,7 @@ def tip_to_write(context: Context, branch: str) -> Tip:
 
 
 def _read_ahead(context: Context, snapshot_id: str) -> None:
-    """Read a snapshot into the cache; whoever needs it will meet the error, if there is one."""
+    """Read a snapshot into the cache; a reader that needs it will meet the error, if there is one."""
     with suppress(IcechunkArrowError):
         context.files.read_snapshot(snapshot_id)
 
@@ -286,7 +286,7 @@ def _extents(found: ChunkChanges) -> tuple[Box, ...]:
 def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Diff:
     """Turn a log into a diff; nodes that are gone by now are left out of the updates."""
     updated = [node for node in log.updated.values() if find_node(node.path) is not None]
-    changes = {log.names[node_id].path: found for node_id, found in log.chunks.items()}
+    changes = {log.names[node_id].path: change for node_id, change in log.chunks.items()}
     return Diff(
         new_groups=_paths(log.created, "group"),
         new_arrays=_paths(log.created, "array"),
@@ -296,11 +296,13 @@ def diff_of(log: TransactionLog, find_node: Callable[[str], Node | None]) -> Dif
         updated_arrays=_paths(updated, "array"),
         updated_chunks={
             path: chunks
-            for path, found in sorted(changes.items())
-            if (chunks := _single_chunks(found))
+            for path, change in sorted(changes.items())
+            if (chunks := _single_chunks(change))
         },
         updated_extents={
-            path: extents for path, found in sorted(changes.items()) if (extents := _extents(found))
+            path: extents
+            for path, change in sorted(changes.items())
+            if (extents := _extents(change))
         },
         moved_nodes=tuple((old, node.path) for node, old in log.moved),
     )

@@ -1,7 +1,7 @@
 """Reads that are asked for at the same time: neighbours in one file are fetched with one request.
 
 Owns the order of things: all chunks are looked up side by side, then their ranges are joined and
-fetched side by side. One that is slow to be found, one that fails and one that nobody waits for any more
+fetched side by side. One that is slow to be found, one that fails and one that no caller waits for any more
 do not touch the others. What is joined is decided by :mod:`icechunk_arrow.engine.chunk_bytes`.
 """
 
@@ -34,7 +34,7 @@ Answer = Future[bytes | memoryview | None]
 
 
 class _Wanted(Struct, frozen=True, eq=False):
-    """A part of a chunk that was found, and who waits for it."""
+    """A part of a chunk that was found, and the answer that waits for it."""
 
     ref: ChunkRef
     start: int
@@ -52,11 +52,11 @@ class _Wanted(Struct, frozen=True, eq=False):
     def cut(self, data: memoryview, at: int) -> bytes | None:
         """Take this part out of a joined range that begins at a byte of the file; None if it is not right."""
         first, length = self.range
-        found = data[first - at : first - at + length]
-        if len(found) != length:
+        piece = data[first - at : first - at + length]
+        if len(piece) != length:
             return None
         try:
-            return bytes(found if self.part is None else self.part.checked(found))
+            return bytes(piece if self.part is None else self.part.checked(piece))
         except CorruptFileError:
             return None
 
@@ -128,7 +128,7 @@ class JointReads:
         try:
             if not answer.cancelled():
                 wanted = self._look_up(look, bounds, answer)
-        except BaseException as error:  # noqa: BLE001 -- whoever waits is told
+        except BaseException as error:  # noqa: BLE001 -- the caller that waits is told
             _fail(answer, error)
         self._looked_up(wanted)
 
@@ -167,8 +167,8 @@ class JointReads:
 
     def _fetch_found(self) -> None:
         with self._lock:
-            found, self._found = self._found, {}
-        for each in found.values():
+            by_file, self._found = self._found, {}
+        for each in by_file.values():
             wanted = [one for one in each if not one.answer.cancelled()]
             for group in plan_ranges([one.range for one in wanted]):
                 members = [wanted[number] for number in group.members]
@@ -182,7 +182,7 @@ class JointReads:
         for one in members[:1]:
             try:
                 _give(one.answer, self._read(one.ref, one.start, one.stop))
-            except BaseException as error:  # noqa: BLE001 -- whoever waits is told
+            except BaseException as error:  # noqa: BLE001 -- the caller that waits is told
                 _fail(one.answer, error)
 
     def _fetch_joined(self, group: Group, members: list[_Wanted]) -> list[_Wanted]:

@@ -49,10 +49,10 @@ class Keyspace:
             document = self._session.document(node)
             return document, len(document)
         place = self._chunk_of(key)
-        found = None if place is None else self._session.find_chunk(*place)
-        if found is None:
+        chunk = None if place is None else self._session.find_chunk(*place)
+        if chunk is None:
             return None
-        return found, len(found) if isinstance(found, bytes) else found.length
+        return chunk, len(chunk) if isinstance(chunk, bytes) else chunk.length
 
     def read(self, found: Found, bounds: Callable[[int], tuple[int, int]]) -> bytes | memoryview:
         """Read what was found, within bounds that may depend on its size."""

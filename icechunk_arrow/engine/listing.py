@@ -64,8 +64,8 @@ def chunk_coordinates(
         if not isinstance(segment, Bulk):
             continue
         for entry in segment.inventory:
-            found = entry_coordinates(files, segment.array_id, entry, past_cache=past_cache)
-            for batch in found:
+            batches = entry_coordinates(files, segment.array_id, entry, past_cache=past_cache)
+            for batch in batches:
                 rest = batch[~newer.mask(coords.encode(batch))] if newer.says_anything else batch
                 if len(rest):
                     yield rest
@@ -168,7 +168,7 @@ def _columns_in_memory(segment: Segment) -> Iterator[pa.Array]:
 
 
 def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
-    """Turn rows as manifests have them into what people see."""
+    """Turn rows as manifests have them into what callers see."""
     count = table.num_rows
     index = coords.decode(one_array(table["coord"]), ndim)
     columns = {name: one_array(table[name]) for name in table.column_names}
@@ -186,6 +186,6 @@ def _described(table: pa.Table, ndim: int) -> pa.RecordBatch:
         "location": names.take(files.indices) if len(names) else pa.nulls(count, pa.string()),
     }
     for name in schema.names[3:]:
-        kept = columns.get(name)
-        arrays[name] = kept if kept is not None else pa.nulls(count, schema.field(name).type)
+        column = columns.get(name)
+        arrays[name] = column if column is not None else pa.nulls(count, schema.field(name).type)
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)

@@ -58,10 +58,10 @@ def _find_dense(
 ) -> ChunkRef:
     """Every coordinate of the extent is there, so the row is arithmetic."""
     place = place_of(entry.extent, coord)
-    rows, found = files.rows_at(entry.manifest, entry.row + place)
-    if not rows.is_part_of(entry) and rows.coord_at(found) != coords.encode_one(coord):
+    rows, row = files.rows_at(entry.manifest, entry.row + place)
+    if not rows.is_part_of(entry) and rows.coord_at(row) != coords.encode_one(coord):
         raise rows.wrong(f"row {entry.row + place} is not chunk {tuple(coord)} of array {node_id}")
-    return rows.ref_at(found, node_id)
+    return rows.ref_at(row, node_id)
 
 
 def _find_sorted(
@@ -90,12 +90,12 @@ def _groups_for(opened: ManifestFile, first: int, last: int, coord: bytes) -> li
     inner_low, inner_high = low + 1, high - 1
     while inner_low <= inner_high:
         middle = (inner_low + inner_high) >> 1
-        found = opened.coord_range(middle)
-        if found is None:
+        bounds = opened.coord_range(middle)
+        if bounds is None:
             return list(range(low, high + 1))
-        if coord < found[0]:
+        if coord < bounds[0]:
             inner_high = middle - 1
-        elif coord > found[1]:
+        elif coord > bounds[1]:
             inner_low = middle + 1
         else:
             return [middle]
@@ -109,30 +109,30 @@ def present_in(
     files: Files, array_id: int, inventories: Inventory, column: pa.Array
 ) -> npt.NDArray[np.bool_]:
     """For each encoded coordinate of an array, whether one of its manifests has the chunk."""
-    found = np.zeros(len(column), np.bool_)
+    present = np.zeros(len(column), np.bool_)
     if not len(column) or not len(inventories):
-        return found
+        return present
     ndim = inventories.boxes.ndim
     points = coords.decode(column, ndim)
     for number in ChunkSet.of(ndim, deleted=column).touching(inventories.boxes):
         entry = inventories[number]
         held = inside(entry.extent, points)
         if entry.is_dense:
-            found |= held
+            present |= held
             continue
-        rows = np.flatnonzero(held & ~found)
+        rows = np.flatnonzero(held & ~present)
         if len(rows) <= _FEW:
             alone = inventories.chosen(np.arange(len(inventories)) == number)
             for row in rows.tolist():
-                found[row] = find_ref(files, array_id, alone, points[row].tolist()) is not None
+                present[row] = find_ref(files, array_id, alone, points[row].tolist()) is not None
             continue
         some = column.take(indices(rows))
         first, last = entry.row, entry.row + entry.row_count
         for table in files.scan_rows(
             entry.manifest, array_id, first, last, columns=("array_id", "coord")
         ):
-            found[rows] |= member_mask(some, one_array(table["coord"]))
-    return found
+            present[rows] |= member_mask(some, one_array(table["coord"]))
+    return present
 
 
 def present_chunks(files: Files, base: Snapshot, deleted: Singles) -> Singles:

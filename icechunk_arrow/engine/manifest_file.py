@@ -82,8 +82,12 @@ class ManifestFile:
             return self._ranges[group]
         except KeyError:
             column = self.sealed.metadata.row_group(group).column(2)
-            found = column.statistics if column.is_stats_set else None
-            known = None if found is None or not found.has_min_max else (found.min, found.max)
+            statistics = column.statistics if column.is_stats_set else None
+            known = (
+                None
+                if statistics is None or not statistics.has_min_max
+                else (statistics.min, statistics.max)
+            )
             self._ranges[group] = known
             return known
 

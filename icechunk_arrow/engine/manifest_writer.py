@@ -1,7 +1,7 @@
 """Writing manifests before their commit: encoded and put in the background when there are many.
 
 Owns the threads, how much waits for them, and what becomes of files when it goes wrong. Which rows stand
-together in a manifest is decided by whoever calls.
+together in a manifest is decided by the caller.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _Given(NamedTuple):
 
 class _Job(Struct, kw_only=True, eq=False):
     given: _Given | None
-    """None as soon as somebody else has it."""
+    """None as soon as another thread has it."""
     future: Future[_Result] | None = None
-    """None as long as nobody has begun with it."""
+    """None as long as no thread has begun with it."""
 
 
 class ManifestWriter:
@@ -187,8 +187,8 @@ class ManifestWriter:
         entries = []
         sizes: dict[str, int] = {}
         for name in self._jobs:
-            found, sizes[name] = self._result(name)
-            entries.append(found)
+            entry, sizes[name] = self._result(name)
+            entries.append(entry)
         if self._pool is not None:
             self._pool.shutdown()
         return WrittenManifests(

@@ -90,10 +90,10 @@ def merge(
         array_id=array_id,
         tenants={name: ids for each in bulks for name, ids in each.tenants.items()},
     )
-    kept = staged.kept
+    counts = staged.kept
     # in this order: a reader in another thread sees a chunk's old value or its new one
     staged.singles = singles
-    below = () if kept is None else (Shrunk(kept),)
+    below = () if counts is None else (Shrunk(counts),)
     staged.segments = (*below, bulk) if bulk.tables or len(bulk.inventory) else below
 
 
@@ -110,16 +110,16 @@ def _is_merged(segments: list[Segment], array_id: int) -> bool:
 
 def _joined(segments: list[Segment]) -> list[Segment]:
     """Unite bulk writes that follow one another and are all in memory; there may be thousands."""
-    found: list[Segment] = []
+    joined: list[Segment] = []
     for in_memory, group in groupby(
         segments, lambda each: isinstance(each, Bulk) and not each.sizes
     ):
         if in_memory:
             tables = [table for each in reversed([*group]) for table in each.tables]  # type: ignore[union-attr]
-            found.append(Bulk(tables=(newest_rows(tables),)))
+            joined.append(Bulk(tables=(newest_rows(tables),)))
         else:
-            found += group
-    return found
+            joined += group
+    return joined
 
 
 def _rank(segments: list[Segment]) -> int:
@@ -145,12 +145,12 @@ def _left_of_manifests(
     context: Context, writer: ManifestWriter, bulk: Bulk, newer: Newer, array_id: int
 ) -> Bulk:
     """Leave out manifests of which not all rows count; what counts of them is written anew."""
-    found = bulk.inventory
-    touched = newer.touching(found.boxes)
-    again = range(len(found)) if bulk.array_id != array_id else sorted(touched)
+    inventory = bulk.inventory
+    touched = newer.touching(inventory.boxes)
+    again = range(len(inventory)) if bulk.array_id != array_id else sorted(touched)
     replaced = set()
     for number in again:
-        entry = found[number]
+        entry = inventory[number]
         if number in touched and newer.covers(entry):
             replaced.add(entry.manifest)
             continue
@@ -163,10 +163,10 @@ def _left_of_manifests(
             rows = keep_rows(rows, ~gone)
         replaced.add(entry.manifest)
         if rows.num_rows:
-            writer.write(with_array_id(rows, array_id), {array_id: found.boxes.ndim})
+            writer.write(with_array_id(rows, array_id), {array_id: inventory.boxes.ndim})
     return replace(
         bulk,
-        inventory=found.without(replaced).owned_by(array_id),
+        inventory=inventory.without(replaced).owned_by(array_id),
         sizes={name: size for name, size in bulk.sizes.items() if name not in replaced},
         tenants={name: ids for name, ids in bulk.tenants.items() if name not in replaced},
     )

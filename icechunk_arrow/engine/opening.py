@@ -2,8 +2,8 @@
 
 Specification: schemas/README.md#references
 
-Whatever the catalog, entry 0 of ``main`` stands at the data's root and is created once: it decides who made the
-repository. The snapshot that it names is the repository's identity.
+Whatever the catalog, entry 0 of ``main`` stands at the data's root and is created once: it decides which process
+made the repository. The snapshot that it names is the repository's identity.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _Limit = Annotated[
     int, Meta(ge=_MiB, le=LARGEST), Takes(words=f"a whole number from {_MiB} to {LARGEST}")
 ]
 CACHE_BYTES = 256 * _MiB
-"""So much of structure files and manifests is kept in memory, unless whoever opens says otherwise."""
+"""So much of structure files and manifests is kept in memory, unless the caller that opens says otherwise."""
 
 
 def find_first_entry(storage: Storage) -> RefEntry | None:
@@ -100,14 +100,14 @@ def taken(storage: Storage) -> AlreadyExistsError:
 
 
 def claim(storage: Storage, snapshot_id: str, *, state: bool) -> None:
-    """Make a place the repository whose first snapshot this is; of several who try one does."""
+    """Make a place the repository whose first snapshot this is; of several processes that try one does."""
     entry = RefEntry(snapshot=snapshot_id, catalog=STATE_CATALOG if state else None)
     if not create_entry(storage, _FIRST, entry):
         raise taken(storage)
 
 
 def unfinished(storage: Storage, entry: RefEntry, catalog: StateCatalog) -> bool:
-    """Whether a repository has no state file because whoever made it was stopped before writing that.
+    """Whether a repository has no state file because the process that made it was stopped before writing that.
 
     There must be no log of a commit: a state file that was lost later takes the history with it.
     """
@@ -124,7 +124,7 @@ def unfinished(storage: Storage, entry: RefEntry, catalog: StateCatalog) -> bool
 
 
 class Choices(Struct, frozen=True, kw_only=True):
-    """What belongs to whoever opens a repository, and never to the repository.
+    """What belongs to the process that opens a repository, and never to the repository.
 
     Parameters
     ----------
@@ -166,12 +166,12 @@ def _refuse_other_config(storage: Storage, wanted: bytes | None) -> RepositoryCo
     One that is sound counts where none is ``wanted``, and is given then.
     """
     try:
-        found = read_saved(storage)
-        if found is not None and wanted is None:
-            return RepositoryConfig.from_yaml(found)
+        saved = read_saved(storage)
+        if saved is not None and wanted is None:
+            return RepositoryConfig.from_yaml(saved)
     except (FormatError, InvalidInputError):
-        found = b""
-    if found is not None and found != wanted:
+        saved = b""
+    if saved is not None and saved != wanted:
         raise _other_config(storage)
     return None
 
@@ -239,21 +239,21 @@ def create_context(
     if catalog == "branches":
         if find_first_entry(storage) is not None:
             raise taken(storage)
-        found = _refuse_other_config(storage, written)
+        saved = _refuse_other_config(storage, written)
         first = _first_snapshot(storage, state=False)
         claim(storage, first.id, state=False)
         chosen = SequenceCatalog(storage, first.id, new_id)
     else:
-        found = _refuse_other_config(storage, written)
+        saved = _refuse_other_config(storage, written)
         place = _state_storage(storage, storage_options, choices, state_url)
         first = _begin_with_state(storage, place, choices)
         chosen = StateCatalog(place, first.id, new_id, choices.decode_limit_bytes)
         apart = None if state_url is None else storage.url
         chosen.initialize(first.info, store_root=apart)
-    if written is not None:  # by the one who made the repository: whoever lost leaves nothing
+    if written is not None:  # by the process that made the repository: one that lost leaves nothing
         _create_config(storage, written)
         storage.sync()
-    saved_config = SavedConfig(storage, known=config or found or RepositoryConfig())
+    saved_config = SavedConfig(storage, known=config or saved or RepositoryConfig())
     return _context(storage, chosen, first.id, saved_config, choices)
 
 
@@ -271,7 +271,7 @@ def _state_storage(
 
 
 def _begin_with_state(storage: Storage, place: Storage, choices: Choices) -> SnapshotFacts:
-    """Make the first snapshot and the first entry, or find those of whoever was stopped behind them."""
+    """Make the first snapshot and the first entry, or find those of a process that was stopped behind them."""
     entry = find_first_entry(storage)
     if entry is not None:
         catalog = StateCatalog(place, entry.snapshot, new_id, choices.decode_limit_bytes)

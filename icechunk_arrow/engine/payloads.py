@@ -50,7 +50,7 @@ class PayloadWriter:
 
     @lazy
     def _config(self) -> RepositoryConfig:
-        """The settings, which nobody asks for before something is written."""
+        """The settings, which are not asked for before something is written."""
         return self._get_config()
 
     def waits(self, size_bytes: int) -> bool:
@@ -101,11 +101,11 @@ class PayloadWriter:
         }
         if not large:
             return Sealed(np.fromiter(map(checksums.crc32c, payloads), np.uint32, len(payloads)))
-        found = [
+        checked = [
             large[row] if row in large else _checked(payload)
             for row, payload in enumerate(payloads)
         ]
-        crcs, _, own = zip(*found, strict=True)
+        crcs, _, own = zip(*checked, strict=True)
         return Sealed(
             np.array(crcs, np.uint32),
             {row: sums for row, (_, sums, _) in large.items()},
@@ -200,12 +200,12 @@ class Sealed(NamedTuple):
         """Give the checksums as columns of references."""
         if self.crcs is None:
             return {}
-        found = {"crc32c": from_numpy(self.crcs, pa.uint32())}
+        columns = {"crc32c": from_numpy(self.crcs, pa.uint32())}
         if self.sums:
             valid = np.zeros(len(self.crcs), np.bool_)
             valid[list(self.sums)] = True
-            found["sums_crc32c"] = from_numpy(self.sums_crcs, pa.uint32(), valid)
-        return found
+            columns["sums_crc32c"] = from_numpy(self.sums_crcs, pa.uint32(), valid)
+        return columns
 
 
 _NOT_SEALED = Sealed(None)

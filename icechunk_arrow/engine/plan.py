@@ -3,8 +3,8 @@
 Pure: everything that has to be read, every id and the time are arguments. What becomes of the nodes, which
 manifests hold what the session wrote, and which live ones are read and written again stands in it from the start
 (:class:`CommitPlan`); ``engine.commit`` carries it out. Only how large files became, and what is left of manifests
-that were read, goes into the last two files, which :func:`last_files` makes. So a dry run is a plan that nobody
-carries out.
+that were read, goes into the last two files, which :func:`last_files` makes. So a dry run is a plan that is not
+carried out.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class ArrayShapes:
         """Tell how many dimensions the arrays of some rows have."""
         ids, _, _ = rows_of_arrays(table)
         columns = ((array_id, self._node(array_id).columns) for array_id in ids.tolist())
-        return {array_id: len(found.shape) for array_id, found in columns if found is not None}
+        return {array_id: len(known.shape) for array_id, known in columns if known is not None}
 
     def _bounds(self, table: pa.Table) -> dict[int, Box]:
         """Give the extent of the grid where all of some rows are one array's: there it pays to know it."""
@@ -303,7 +303,7 @@ def _sparse(
     base: Snapshot, going: Mapping[int, ChunkSet], manifests: tuple[str, ...]
 ) -> dict[int, list[str]]:
     """Manifests of the session to be read to know what goes from some live ones, by array."""
-    found = {}
+    sparse = {}
     for node_id, chunks in going.items():
         node = base.find_node_by_id(node_id)
         if not len(chunks.sparse) or node is None:
@@ -311,8 +311,8 @@ def _sparse(
         held = [entry for entry in node.inventories if entry.manifest in manifests]
         names = {n for entry in held for n in chunks.sparse_manifests(entry.extent)}
         if names:
-            found[node_id] = sorted(names)
-    return found
+            sparse[node_id] = sorted(names)
+    return sparse
 
 
 def plan_manifests(
@@ -604,13 +604,13 @@ def _chunk_log(
         deleted=deleted.without(cleared),
         cleared=cleared,
         bulk={node_id: tuple(writes) for node_id, writes in bulk.items()},
-        kept={node_id: kept for node_id, kept in chunks.kept.items() if node_id not in created},
+        kept={node_id: counts for node_id, counts in chunks.kept.items() if node_id not in created},
     )
 
 
 def _cleared(deleted: Singles, gone: Singles) -> dict[int, tuple[Cleared, ...]]:
     """Give the boxes that deleted chunks fill, there or not: of each array one, where there are many."""
-    found: dict[int, tuple[Cleared, ...]] = {}
+    cleared: dict[int, tuple[Cleared, ...]] = {}
     for node_id, count in deleted.counts.items():
         if count < MANY_COORDS:
             continue
@@ -618,8 +618,8 @@ def _cleared(deleted: Singles, gone: Singles) -> dict[int, tuple[Cleared, ...]]:
         extent = extent_of(column, len(coords.decode_one(bytes_at(column, 0))))
         if volume(extent) == count:
             there = gone.counts.get(node_id, 0)
-            found[node_id] = (Cleared(extent=extent, chunk_count=there),)
-    return found
+            cleared[node_id] = (Cleared(extent=extent, chunk_count=there),)
+    return cleared
 
 
 def _uncommitted(column: pa.Array) -> BulkWrite:

@@ -104,7 +104,7 @@ def _is_held(files: Files, snapshot_id: str) -> bool:
 
 
 def _load(reference: weakref.ref[Files], snapshot: Snapshot, saved: SavedConfig) -> None:
-    """Load manifests one after the other, as long as anybody has the repository open."""
+    """Load manifests one after the other, as long as the process has the repository open."""
     try:
         preload = saved.preload_if_known or saved.to_read().chunk_manifests.preload
         files = reference()
@@ -115,7 +115,7 @@ def _load(reference: weakref.ref[Files], snapshot: Snapshot, saved: SavedConfig)
         files = reference()
         if files is not None:
             files.cache.get(("p", snapshot.id), lambda: (tuple(chosen), 500 + 80 * len(chosen)))
-    except Exception as error:  # noqa: BLE001 -- nobody waits for this; a read will say what is wrong
+    except Exception as error:  # noqa: BLE001 -- no caller waits for this; a read will say what is wrong
         _log.debug("nothing of snapshot %s is loaded ahead: %s", snapshot.id, error)
         return
     finally:

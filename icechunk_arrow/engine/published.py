@@ -75,7 +75,7 @@ def _of_files() -> dict[str, str]:
     )
     always = manifest.SCHEMA.names
     meanings = {each.name: each.meaning for each in COLUMNS}
-    found = {
+    descriptions = {
         "structure.json": _arrow(structure.KIND, structure.SCHEMA, width="narrow"),
         "structure-wide.json": _arrow(structure.KIND, structure.WIDE_SCHEMA, width="wide"),
         "manifest.json": _arrow(
@@ -96,11 +96,11 @@ def _of_files() -> dict[str, str]:
         "snapshot-facts.schema.json": facts.JSON_SCHEMA,
         "log-facts.schema.json": transaction.FACTS_JSON_SCHEMA,
     }
-    return {name: as_text(value) for name, value in found.items()}
+    return {name: as_text(value) for name, value in descriptions.items()}
 
 
 def as_text(value: Any) -> str:
-    """Write JSON for people and for version control."""
+    """Write JSON for readers and for version control."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -190,8 +190,8 @@ def _mapping_schema(settings: type[Any], without: str = "") -> dict[str, Any]:
         if is_required(field):
             required.append(key)
         properties[key] = {**schema, "description": meanings[field.name]}
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**found, "required": required} if required else found
+    mapping = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**mapping, "required": required} if required else mapping
 
 
 def _schema_of(wanted: Any) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 def _meanings(settings: type[Any]) -> dict[str, str]:
     """Read what a class says of its settings, in the words of files."""
     text = inspect.cleandoc(settings.__doc__ or "").partition("Parameters\n----------\n")[2]
-    found = {}
+    meanings = {}
     for name, paragraph in re.findall(r"^(\w+)\n((?:    .*\n?)+)", text, re.MULTILINE):
         meaning = " ".join(paragraph.split())
         keyed = re.sub(r"``\w+``", lambda word: word[0].replace("_", "-"), meaning)
-        found[name] = keyed.replace("None", "null")
-    return found
+        meanings[name] = keyed.replace("None", "null")
+    return meanings
 
 
 def with_tables(page: str) -> str:
@@ -295,7 +295,7 @@ def _kind(schema: dict[str, Any], name: str) -> str:
 
 
 def _spelt(value: Any, name: str) -> str:
-    """Write a value as people do."""
+    """Write a value as a user does."""
     for size, unit in _UNITS:
         if name.endswith("_bytes") and value >= size and not value % size:
             return f"{value // size} {unit}"

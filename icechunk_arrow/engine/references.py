@@ -60,7 +60,7 @@ def read_batches(
     reader: Any
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
-    datasets = sys.modules.get("pyarrow.dataset")  # who has a dataset has imported it
+    datasets = sys.modules.get("pyarrow.dataset")  # a caller that has a dataset has imported it
     if isinstance(source, pa.Table):
         reader = source.to_reader(max_chunksize=rows)
     elif isinstance(source, pa.RecordBatchReader):
@@ -236,7 +236,7 @@ Span = tuple[_Target, int, int]
 
 
 class Faults:
-    """Gathers what is wrong with the rows of a slice, to refuse the first of them as the person knows it."""
+    """Gathers what is wrong with the rows of a slice, to refuse the first of them as the caller knows it."""
 
     def __init__(
         self,
@@ -302,15 +302,15 @@ class _Reader:
         self._only = None if array_path is None else self._target(get_array(array_path).node.path)
 
     def _target(self, path: str) -> _Target:
-        found = self._targets.get(path)
-        if found is None:
+        target = self._targets.get(path)
+        if target is None:
             view = self._get_array(path)
-            found = self._targets.get(view.node.path)  # said in another way
-            if found is None:
+            target = self._targets.get(view.node.path)  # said in another way
+            if target is None:
                 columns = self._index_columns(view)
-                found = _Target(path=view.node.path, view=view, columns=columns)
-            self._targets[path] = self._targets[found.path] = found
-        return found
+                target = _Target(path=view.node.path, view=view, columns=columns)
+            self._targets[path] = self._targets[target.path] = target
+        return target
 
     def _index_columns(self, view: ArrayView) -> tuple[str, ...] | None:
         if "index" in self._names:
@@ -321,12 +321,12 @@ class _Reader:
         chosen = []
         for d in range(ndim):
             options = [f"index_{d}", *(name for name in names[d : d + 1] if name is not None)]
-            found = [n for n in options if n in self._names and n not in self._values.known]
-            if not found:
+            present = [n for n in options if n in self._names and n not in self._values.known]
+            if not present:
                 raise InvalidInputError(
                     f"the references have neither a column 'index' nor one of {options} for dimension {d}"
                 )
-            chosen.append(found[0])
+            chosen.append(present[0])
         return tuple(chosen)
 
     def read(
@@ -545,17 +545,17 @@ def _locations(column: pa.Array, faults: Faults) -> pa.Array:
     if not suspects(distinct).any():
         return column
     coded = column.dictionary_encode()
-    found = {
+    wrong = {
         int(code): fault
         for code in np.flatnonzero(suspects(coded.dictionary))
         if (fault := fault_of_location(coded.dictionary[int(code)].as_py())) is not None
     }
-    if found:
+    if wrong:
         codes = to_numpy(coded.indices)
         faults.note(
-            np.isin(codes, list(found)),
+            np.isin(codes, list(wrong)),
             lambda row: (
-                f"the location {column[row].as_py()!r} cannot be used: {found[int(codes[row])]}"
+                f"the location {column[row].as_py()!r} cannot be used: {wrong[int(codes[row])]}"
             ),
         )
     return column

@@ -98,7 +98,7 @@ def rewrite_manifests(
         try:
             publish(context, tip, finished)
         except ConflictError:
-            continue  # somebody was faster; what is written still counts if its manifests are live
+            continue  # another session was faster; what is written still counts if its manifests are live
         return _report(plan, finished.snapshot.id, len(done[1].sizes))
 
 

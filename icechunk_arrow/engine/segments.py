@@ -2,8 +2,9 @@
 
 A segment never changes. There are bulk writes (rows in memory, and manifests that no snapshot names yet), single
 writes that something newer came over, and tombstones: an array that shrank. On top stand the single writes that
-still go on. Newer wins. Reading goes through the list from its end (:meth:`StagedChunks.find`), and whoever needs
-each chunk once keeps what is newer beside what is older (:class:`Newer`); ``engine.merging`` makes one of many.
+still go on. Newer wins. Reading goes through the list from its end (:meth:`StagedChunks.find`), and a caller that
+needs each chunk once keeps what is newer beside what is older (:class:`Newer`); ``engine.merging`` makes one of
+many.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class Bulk(Struct, frozen=True, kw_only=True, eq=False):
                 return ref_of_row(table, row)
         if not len(self.inventory):
             return UNSAID
-        found = find_ref(files, self.array_id, self.inventory, coord)
-        return UNSAID if found is None else found
+        ref = find_ref(files, self.array_id, self.inventory, coord)
+        return UNSAID if ref is None else ref
 
 
 class Shrunk(Struct, frozen=True, eq=False):
@@ -140,7 +141,7 @@ class StagedChunks(Struct, eq=False):
 
     def copy(self) -> StagedChunks:
         """Give the same, to go back to."""
-        singles = dict(self.singles)  # first, as whoever looks for a chunk does
+        singles = dict(self.singles)  # first, as a reader that looks for a chunk does
         return StagedChunks(self.segments, singles)
 
     def newest_first(self) -> list[Segment]:
@@ -196,8 +197,8 @@ class StagedChunks(Struct, eq=False):
             for key, value in self.singles.items()
             if all(i < n for i, n in zip(coords.decode_one(key), counts, strict=True))
         }
-        kept = (_within(segment, counts) for segment in self.segments)
-        segments = [segment for segment in kept if segment is not None]
+        cut = (_within(segment, counts) for segment in self.segments)
+        segments = [segment for segment in cut if segment is not None]
         if segments and isinstance(last := segments[-1], Shrunk):
             segments[-1] = Shrunk(tuple(map(min, last.counts, counts)))
         else:
@@ -282,18 +283,18 @@ class Newer:
 
     def mask(self, column: pa.Array) -> Mask:
         """For each of some encoded coordinates, whether something newer says what there is in its place."""
-        found = np.zeros(len(column), np.bool_)
+        mask = np.zeros(len(column), np.bool_)
         if not len(column):
-            return found
+            return mask
         for chunks, array_id in self._sets:
-            found |= chunks.mask(column)
+            mask |= chunks.mask(column)
             if not len(chunks.sparse):
                 continue
             met = np.flatnonzero(chunks.sparse.boxes.meet(extent_of(column, self._ndim)))
             for number in met.tolist():
                 for some in self._coordinates(array_id, chunks.sparse[number]):
-                    found |= member_mask(column, coords.encode(some))
-        return found
+                    mask |= member_mask(column, coords.encode(some))
+        return mask
 
     def _coordinates(
         self, array_id: int, entry: InventoryEntry
@@ -321,12 +322,12 @@ def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np
     """Decode the coordinates of an entry's rows, which its extent must contain."""
     key = key_of(FileKind.MANIFEST, entry.manifest)
     try:
-        found = coords.decode(one_array(table["coord"]), len(entry.extent))
+        points = coords.decode(one_array(table["coord"]), len(entry.extent))
     except CorruptFileError as error:
         raise wrong_file(key, str(error)) from None
-    if not inside(entry.extent, found).all():
+    if not inside(entry.extent, points).all():
         raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
-    return found
+    return points
 
 
 def entry_tables(

@@ -63,10 +63,10 @@ class FileSequence(Struct, frozen=True, kw_only=True):
         ``seen`` is a number that was there; the ``hint`` is asked for where that helps, and may be wrong.
         """
         if seen is not None:
-            found = self._gallop(seen)
-            if found is None:
+            number = self._gallop(seen)
+            if number is None:
                 raise self._missing(seen)
-            return found
+            return number
         if self.storage.capabilities.limited_listing:
             for info in self.storage.list(self.folder, limit=1):
                 parsed = parse_key(info.key)
@@ -76,8 +76,8 @@ class FileSequence(Struct, frozen=True, kw_only=True):
             else:
                 return None
         hinted = hint()
-        found = None if hinted is None else self._gallop(hinted)
-        return self._gallop(-1) if found is None else found
+        number = None if hinted is None else self._gallop(hinted)
+        return self._gallop(-1) if number is None else number
 
     def _there(self, *numbers: int) -> list[bool]:
         """Whether files of some numbers are there, asked for at once where that is slow."""
@@ -108,7 +108,7 @@ class FileSequence(Struct, frozen=True, kw_only=True):
             middle = (low + high) // 2
             low, high = (middle, high) if all(self._there(middle)) else (low, middle)
         if all(self._there(low + 2)):
-            if all(self._there(low + 1)):  # somebody is committing just now
+            if all(self._there(low + 1)):  # another writer is committing just now
                 return self._gallop(low + 1)
             raise self._missing(low + 1)
         return low if low >= 0 else None

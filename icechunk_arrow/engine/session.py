@@ -239,9 +239,9 @@ class BaseSession(OfOneProcess, ABC):
         """Find a chunk: its reference, its bytes while they wait in memory, or None."""
         staged = self._staging.arrays.get(view.node.id)
         if staged is not None:
-            found = staged.find(self._context.files, coord)
-            if found is not UNSAID:
-                return found  # type: ignore[return-value]
+            chunk = staged.find(self._context.files, coord)
+            if chunk is not UNSAID:
+                return chunk  # type: ignore[return-value]
         return find_ref(self._context.files, view.node.id, view.node.inventories, coord)
 
     def chunk_coordinates(self, array_path: Any) -> Iterator[npt.NDArray[np.uint64]]:

@@ -61,15 +61,15 @@ def write_small(
     """
     failure: StorageError | None = None
     refusals = 0
-    found, token = (None, "") if is_absent else _look(storage, key, limit_bytes)
+    present, token = (None, "") if is_absent else _look(storage, key, limit_bytes)
     while True:
-        wanted = decide(found)
-        if wanted == found:
+        wanted = decide(present)
+        if wanted == present:
             return wanted
         if failure is not None:
             raise failure
         try:
-            if found is None:
+            if present is None:
                 storage.create(key, wanted)
             else:
                 storage.replace(key, wanted, token)
@@ -83,7 +83,7 @@ def write_small(
             failure = error
         else:
             return wanted
-        found, token = _look(storage, key, limit_bytes)
+        present, token = _look(storage, key, limit_bytes)
 
 
 def _look(storage: Storage, key: str, limit_bytes: int) -> tuple[bytes | None, str]:

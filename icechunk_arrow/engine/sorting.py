@@ -131,8 +131,8 @@ class GridOrder:
         and the box follows from the indices as when the key was made.
         """
         if self._in_rows:
-            found: npt.NDArray[np.uint64] = keys // np.uint64(self._box_volume)
-            return found
+            boxes: npt.NDArray[np.uint64] = keys // np.uint64(self._box_volume)
+            return boxes
         if not self.by_coordinate:
             return _words(keys)[:, 0]
         if not self._narrow:

@@ -6,7 +6,7 @@ safe for threads by itself: the session holds the lock. What is staged of one ar
 
 What one session has staged is committed by one process, once: the one that opened it. So a copy of a writable
 session in a forked child reads what was there at the fork, and changes nothing. Where another thread was just
-changing or committing the session, nobody knows what the copy holds, and it does not even read.
+changing or committing the session, it is not known what the copy holds, and it does not even read.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Staging:
 
     def copy(self) -> Staging:
         """Give the same changes, to go back to."""
-        made = Staging(self.base)
-        made.overlay, made._parents = dict(self.overlay), set(self._parents)
-        made.arrays = {node_id: staged.copy() for node_id, staged in self.arrays.items()}
-        made.next_node_id = self.next_node_id
-        return made
+        copied = Staging(self.base)
+        copied.overlay, copied._parents = dict(self.overlay), set(self._parents)
+        copied.arrays = {node_id: staged.copy() for node_id, staged in self.arrays.items()}
+        copied.next_node_id = self.next_node_id
+        return copied
 
     def is_committed(self, node_id: int) -> bool:
         """Whether a node is in the base, so that others know it too."""
@@ -81,8 +81,10 @@ class Staging:
         """Paths of all nodes, sorted."""
         if not self.overlay:
             return list(self.base.rows_by_path)
-        kept = [path for path in self.base.rows_by_path if path not in self.overlay]
-        return sorted([*kept, *(path for path, node in self.overlay.items() if node is not None)])
+        unchanged = [path for path in self.base.rows_by_path if path not in self.overlay]
+        return sorted(
+            [*unchanged, *(path for path, node in self.overlay.items() if node is not None)]
+        )
 
     def nodes(self) -> Iterator[Node]:
         """All nodes as they stand now, by path."""
@@ -93,19 +95,21 @@ class Staging:
 
     def chunks_of(self, node_id: int) -> StagedChunks:
         """Uncommitted chunks of an array, to be changed."""
-        found = self.arrays.get(node_id)
-        if found is None:
-            found = self.arrays[node_id] = StagedChunks()
-        return found
+        staged = self.arrays.get(node_id)
+        if staged is None:
+            staged = self.arrays[node_id] = StagedChunks()
+        return staged
 
     def waiting(self, writer: PayloadWriter) -> dict[int, StagedChunks]:
         """Give all bytes among the newest single writes that wait to be gathered into chunk files."""
-        found = {}
+        waiting = {}
         for node_id, staged in self.arrays.items():
             waits = writer.waiting(staged.singles.values())
             if any(waits):
-                found[node_id] = StagedChunks(singles=dict(compress(staged.singles.items(), waits)))
-        return found
+                waiting[node_id] = StagedChunks(
+                    singles=dict(compress(staged.singles.items(), waits))
+                )
+        return waiting
 
     def set_document(
         self, path: str, document: dict[str, Any], attributes_of: Callable[[Node], bytes | None]
@@ -151,12 +155,12 @@ class Staging:
         self, attributes_of: Callable[[Node], bytes | None]
     ) -> dict[int, bytes | None]:
         """Read the attributes that were changed and stood in a file of their own."""
-        found = {}
+        attributes = {}
         for node in self.overlay.values():
             before = None if node is None else self.base.find_node_by_id(node.id)
             if before is not None and before.attributes_ref is not None:
-                found[before.id] = attributes_of(before)
-        return found
+                attributes[before.id] = attributes_of(before)
+        return attributes
 
     def _check_place(self, path: str, *, is_array: bool) -> None:
         """An array has no children, and a node has no array above it."""
@@ -269,13 +273,13 @@ class OfOneProcess:
 
     _is_copy = False
     _is_lost = False
-    """Whether nobody knows what this copy holds."""
+    """Whether it is not known what this copy holds."""
     _staging: Staging
     _preload: threading.Thread | None = None
 
     @property
     def _is_writer(self) -> bool:
-        """Whether there is anything that a copy must not do again; asks nobody."""
+        """Whether there is anything that a copy must not do again; sends no request."""
         raise NotImplementedError
 
     def __init__(self) -> None:

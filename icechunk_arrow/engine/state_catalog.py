@@ -122,7 +122,7 @@ class StateCatalog(Catalog):
         """Replace the state by what ``decide`` makes of it, as often as others are faster.
 
         ``decide`` raises where the change is not possible. After a lost answer ``has_effect`` tells whether
-        the change is in, whoever replaced the file since.
+        the change is in, whichever writer replaced the file since.
         """
         self._storage.require_writable()
         while True:
@@ -133,7 +133,7 @@ class StateCatalog(Catalog):
             try:
                 self._storage.replace(STATE_KEY, state_format.encode(new), token)
             except PreconditionFailedError:
-                # somebody else, or ourselves with the answer lost and the request sent again
+                # another writer, or ourselves with the answer lost and the request sent again
                 now = self.read()
                 if now.write_id == new.write_id:
                     return now

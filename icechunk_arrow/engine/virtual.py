@@ -1,7 +1,7 @@
 """Virtual chunks: which locations may be read, and reading them.
 
-A manifest is data from somebody else. Writing a reference needs no permission; reading one needs a URL
-prefix that the person who opened the repository has allowed, matched at ``/`` boundaries after the
+A manifest is data from another writer. Writing a reference needs no permission; reading one needs a URL
+prefix that the caller that opened the repository has allowed, matched at ``/`` boundaries after the
 location is checked to be plain. Where a web server says that a file is elsewhere, that place needs to be
 allowed just so.
 """
@@ -58,7 +58,7 @@ def check_reference(ref: ChunkRef) -> None:
 
 
 def _prefix(given: str) -> str:
-    """Write what a person allows as what normal locations begin with."""
+    """Write what a caller allows as what normal locations begin with."""
     if given.lower() in _EVERYTHING:
         return "file:///"
     bare, login = without_password(given)
@@ -80,7 +80,7 @@ def _as_url(place: str) -> str:
 
 
 def lies_within(place: str, root: str, settings: StorageSettings) -> bool:
-    """Whether a folder that somebody else names is one below a place, for sure."""
+    """Whether a folder that another writer names is one below a place, for sure."""
     try:
         return VirtualAccess([_as_url(place)], settings).allows_root(root)
     except InvalidInputError:  # the place has an odd name, and nothing can be said
@@ -88,7 +88,7 @@ def lies_within(place: str, root: str, settings: StorageSettings) -> bool:
 
 
 class VirtualAccess:
-    """What a person allowed when opening a repository."""
+    """What the caller allowed when opening a repository."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class VirtualAccess:
                 f"authorize_virtual_chunk_access wants a list of URL prefixes, or a mapping of them to "
                 f"storage_options: [{allowed!r}]"
             )
-        given = allowed or {}
-        options = given if isinstance(given, Mapping) else dict.fromkeys(given)
+        prefixes = allowed or {}
+        options = prefixes if isinstance(prefixes, Mapping) else dict.fromkeys(prefixes)
         self._prefixes: dict[str, ExternalFiles] = {}
         for each, storage_options in options.items():
             prefix = _prefix(each)
@@ -121,8 +121,8 @@ class VirtualAccess:
 
     def allows_root(self, url: str) -> bool:
         """Whether a folder may be opened: below an allowed prefix, or one itself."""
-        found = self._find(_as_url(url).rstrip("/") + "/x")
-        return found is not None and found[0].reaches_plainly(found[1])
+        place = self._find(_as_url(url).rstrip("/") + "/x")
+        return place is not None and place[0].reaches_plainly(place[1])
 
     def _find(self, location: str) -> tuple[ExternalFiles, str] | None:
         """Find the files that a location is among, and how it is written there."""
@@ -133,16 +133,16 @@ class VirtualAccess:
         return (self._prefixes[max(fitting, key=len)], normal) if fitting else None
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """Read a part of a virtual chunk; an empty one without asking anybody."""
+        """Read a part of a virtual chunk; an empty one without a request."""
         assert ref.file is not None
         if not length:
             return b""
         location = ref.file
         for _ in range(_MOST_REDIRECTS):
-            found = self._find(location)
-            if found is None:
+            place = self._find(location)
+            if place is None:
                 raise self._not_allowed(ref.file, location)
-            files, url = found
+            files, url = place
             try:
                 return files.read(
                     url,

@@ -420,11 +420,11 @@ def _pieces_of(
     if axis is None:
         return (Piece(file=0, start=0, stop=0),)
     first, last = corner[axis], stop[axis]
-    found = []
+    pieces = []
     file = bisect_right(starts, first) - 1
     while file < len(starts) - 1 and starts[file] < last:
         begin, end = max(first, starts[file]), min(last, starts[file + 1])
         if begin < end:
-            found.append(Piece(file=file, start=begin - starts[file], stop=end - starts[file]))
+            pieces.append(Piece(file=file, start=begin - starts[file], stop=end - starts[file]))
         file += 1
-    return tuple(found)
+    return tuple(pieces)

@@ -102,15 +102,17 @@ class Scan:
                 "chunk_count": sum(each.chunk_count for each in contents.variables.values()),
             }
             if self.concat_dim is not None:
-                found = compare_files(self.first, contents, self.concat_dim, self.combine_attrs)
+                differences = compare_files(
+                    self.first, contents, self.concat_dim, self.combine_attrs
+                )
                 lengths = contents.lengths(self.concat_dim)
                 row |= {
                     "lengths": [lengths[group] for group in sorted(lengths)],
-                    "layouts": list(found.layouts),
-                    "packings": list(found.packings),
-                    "decoded": [contents.variables[path].decoded for path in found.packings],
-                    "units": list(found.units),
-                    "attributes": list(found.attributes),
+                    "layouts": list(differences.layouts),
+                    "packings": list(differences.packings),
+                    "decoded": [contents.variables[path].decoded for path in differences.packings],
+                    "units": list(differences.units),
+                    "attributes": list(differences.attributes),
                 }
         except IcechunkArrowError as error:
             row |= {"error": type(error).__name__, "reason": message_of(location, error)}
@@ -137,8 +139,8 @@ class ReferChunks:
                     if plan.axis is not None or row["position"] == 0:
                         path = join_paths(self.group, plan.variable.path)
                         start = 0 if plan.axis is None else row["starts"][self.slots[plan.group]]
-                        found = _references(fork, path, source, plan, start, row)
-                        waiting.setdefault(path, []).append(found)
+                        references = _references(fork, path, source, plan, start, row)
+                        waiting.setdefault(path, []).append(references)
             if sum(each.num_rows for tables in waiting.values() for each in tables) > _FLUSH_ROWS:
                 _flush(fork, waiting)
         _flush(fork, waiting)
@@ -262,13 +264,13 @@ def _piece(source: VariableSource, plan: ArrayPlan, box: tuple[slice, ...]) -> n
         return values
     shift = shift_between(own, units.text, units.calendar)
     there = np.where(missing, np.zeros_like(values), values)
-    found = None if shift is None else shift.apply(there)
-    if found is None:
+    shifted = None if shift is None else shift.apply(there)
+    if shifted is None:
         raise InvalidInputError(
             f"{path!r} counts {own!r}, which cannot be said exactly in {units.text!r} of the first file"
         )
-    found[missing] = values[missing]
-    return found
+    shifted[missing] = values[missing]
+    return shifted
 
 
 @contextmanager

@@ -54,19 +54,19 @@ class GribIndex:
     def read(self, url: str) -> pa.RecordBatch:
         """Read one."""
         file = self.files.facts(url.removesuffix(self.suffix))
-        found = _fields(url, self.files.read(url).decode(errors="replace"))
-        offsets = sorted({row["offset"] for row in found})
+        fields = _fields(url, self.files.read(url).decode(errors="replace"))
+        offsets = sorted({row["offset"] for row in fields})
         ends = dict(zip(offsets, [*offsets[1:], file.size_bytes], strict=True))
         if offsets and offsets[-1] >= file.size_bytes:
             raise CorruptFileError(
                 f"{url} has a message at {offsets[-1]}, and {file.url} has {file.size_bytes} bytes"
             )
-        made = {
+        of_file = {
             "location": file.url,
             "etag": file.etag,
             "last_modified": file.last_modified if file.etag is None else None,
         }
-        rows = [row | made | {"length": ends[row["offset"]] - row["offset"]} for row in found]
+        rows = [row | of_file | {"length": ends[row["offset"]] - row["offset"]} for row in fields]
         columns = []
         for each in GRIB_MESSAGES:
             values = [row[each.name] for row in rows]
@@ -78,7 +78,7 @@ class GribIndex:
 
 
 def _fields(url: str, text: str) -> list[dict[str, Any]]:
-    found = []
+    fields = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -88,7 +88,7 @@ def _fields(url: str, text: str) -> list[dict[str, Any]]:
                 f"{url} is no index of GRIB: line {number} is {line[:80]!r}, where "
                 f"number:offset:d=time:variable:level:forecast: was expected"
             )
-        found.append(
+        fields.append(
             {
                 "message": int(match["message"]),
                 "field": int(match["field"] or 1),
@@ -100,7 +100,7 @@ def _fields(url: str, text: str) -> list[dict[str, Any]]:
                 "rest": match["rest"],
             }
         )
-    return found
+    return fields
 
 
 def _micros(url: str, text: str) -> int:

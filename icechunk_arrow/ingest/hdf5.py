@@ -101,13 +101,13 @@ class Hdf5File:
             else:
                 datasets.append((path, node))
         _number_dimensions(root, [node for _, node in datasets], dimensions)
-        found = [(path, node, _dims(node, dimensions)) for path, node in datasets]
-        for _, node, dims in found:
+        named = [(path, node, _dims(node, dimensions)) for path, node in datasets]
+        for _, node, dims in named:
             for name, length in zip(dims, node.shape or (), strict=True):
                 dimensions.use(name, length)
         variables = {
             path: _variable(path, node, dims, dimensions, options)
-            for path, node, dims in found
+            for path, node, dims in named
             if not _is_bare_dimension(node)
         }
         return FileContents(groups=groups, variables=variables)
@@ -231,17 +231,17 @@ def _dims(dataset: h5py.Dataset, dimensions: _Dimensions) -> tuple[str, ...]:
     numbers = attributes.get("_Netcdf4Coordinates")
     if numbers is not None and all(int(number) in dimensions.by_id for number in numbers):
         return tuple(dimensions.by_id[int(number)] for number in numbers)
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     if "DIMENSION_LIST" in attributes:
         for axis, scales in enumerate(attributes["DIMENSION_LIST"]):
             if len(scales):
-                found[axis] = dataset.file[scales[0]].name
+                names[axis] = dataset.file[scales[0]].name
     elif dataset.is_scale:
-        found[0] = dataset.name
-    free = [axis for axis in range(len(shape)) if axis not in found]
+        names[0] = dataset.name
+    free = [axis for axis in range(len(shape)) if axis not in names]
     group = dataset.name.rpartition("/")[0]
-    found |= dimensions.invent(group, list(shape), free)
-    return tuple(found[axis] for axis in range(len(shape)))
+    names |= dimensions.invent(group, list(shape), free)
+    return tuple(names[axis] for axis in range(len(shape)))
 
 
 def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
@@ -413,23 +413,23 @@ def _attributes(
     node: Any, path: str, drop: Collection[str], dtype: np.dtype[Any] | None = None
 ) -> dict[str, Any]:
     """Read attributes as JSON has them, in the form that xarray reads from Zarr."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name in node.attrs:
         if name in _HIDDEN or f"{path}@{name}" in drop:
             continue
         value = node.attrs[name]
         if name == "_FillValue" and isinstance(node, h5py.Dataset):
             scalar = np.asarray(value).reshape(-1)
-            found[name] = xarray_fill_value(scalar[0] if len(scalar) else b"", dtype)
+            attributes[name] = xarray_fill_value(scalar[0] if len(scalar) else b"", dtype)
             continue
         try:
-            found[name] = _plain(value)
+            attributes[name] = _plain(value)
         except TypeError:
             raise InvalidInputError(
                 f"the attribute {name!r} of {path!r} is of a type that JSON does not have; leave it out "
                 f"with drop=['{path}@{name}']"
             ) from None
-    return found
+    return attributes
 
 
 def _plain(value: Any) -> Any:

@@ -294,8 +294,8 @@ class KerchunkParquet:
         counts = grid_of(self.hierarchy.arrays[path]).chunk_counts
         first = part * self.record_size
         table = table.slice(0, min(table.num_rows, math.prod(counts) - first))
-        found = pa.Table.from_batches([_records(table, first, counts, self.locations, url)])
-        yield from found.to_batches(BATCH_ROWS)
+        records = pa.Table.from_batches([_records(table, first, counts, self.locations, url)])
+        yield from records.to_batches(BATCH_ROWS)
 
 
 def _records(

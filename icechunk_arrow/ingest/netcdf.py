@@ -177,7 +177,7 @@ def _urls(source: Any, files: SourceFiles) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files that become one, how they are to be taken, and who does the work."""
+    """Files that become one, how they are to be taken, and the executor that does the work."""
 
     executor: Executor
     urls: Sequence[str]
@@ -243,9 +243,9 @@ class FileSet:
         parts = cut(list(enumerate(rest)))
         with reporter.stage("looking at files", Amount(files=len(rest))):
             answers = [answer for _, answer in self.executor.map(work, parts)]
-        found = pa.concat_tables(answers).sort_by("position")
-        fitting = found.filter(pc.is_null(found["error"]))
-        for row in found.filter(pc.is_valid(found["error"])).to_pylist():
+        files = pa.concat_tables(answers).sort_by("position")
+        fitting = files.filter(pc.is_null(files["error"]))
+        for row in files.filter(pc.is_valid(files["error"])).to_pylist():
             if options.stops:
                 raise getattr(errors, row["error"])(row["reason"])
             failures.append(Failure(source=row["location"], reason=row["reason"]))
@@ -289,7 +289,7 @@ class FileSet:
 
     def _writing(self, scanned: _Scanned, plans: Sequence[ArrayPlan]) -> _Stage:
         """Say how to write the values of the other arrays."""
-        starts = {name: starts_of(found) for name, found in scanned.lengths().items()}
+        starts = {name: starts_of(lengths) for name, lengths in scanned.lengths().items()}
         items = [
             item
             for plan in plans
@@ -322,8 +322,8 @@ class _Scanned:
     @property
     def names(self) -> list[str]:
         """The files."""
-        found: list[str] = self.table["location"].to_pylist()
-        return found
+        locations: list[str] = self.table["location"].to_pylist()
+        return locations
 
     def lengths(self) -> dict[str, list[int]]:
         """Give the lengths of all files, by group."""
@@ -349,24 +349,24 @@ class _Scanned:
 
     def _decoded(self) -> dict[str, np.dtype[Any]]:
         """Give for variables that files pack differently the type in which all their values are exact."""
-        found: dict[str, np.dtype[Any]] = {}
+        types: dict[str, np.dtype[Any]] = {}
         some = self.table.filter(pc.greater(pc.list_value_length(self.table["packings"]), 0))
         columns = (some[name].to_pylist() for name in ("packings", "decoded"))
         for paths, names in zip(*columns, strict=True):
             for path, name in zip(paths, names, strict=True):
-                before = found.get(path, self.first.variables[path].decoded)
-                found[path] = np.result_type(np.dtype(before), np.dtype(name)).newbyteorder("=")
-        return found
+                before = types.get(path, self.first.variables[path].decoded)
+                types[path] = np.result_type(np.dtype(before), np.dtype(name)).newbyteorder("=")
+        return types
 
     def _odd(self, column: str) -> dict[str, str]:
         """Give the variables that a column names for some file, with the first such file."""
         some = self.table.filter(pc.greater(pc.list_value_length(self.table[column]), 0))
-        found: dict[str, str] = {}
+        odd: dict[str, str] = {}
         names = some["location"].to_pylist()
         for name, paths in zip(names, some[column].to_pylist(), strict=True):
             for path in paths:
-                found.setdefault(path, name)
-        return found
+                odd.setdefault(path, name)
+        return odd
 
     @property
     def amount(self) -> Amount:

@@ -304,13 +304,13 @@ class _Run:
             if start is not None and start >= until:
                 continue
             part = self if len(groups) == 1 else self._part(columns, targets)
-            found = part.write(session, start, until)
+            version = part.write(session, start, until)
             self.paths |= part.paths
             self.chunk_count = (
                 self.chunk_count if part is self else self.chunk_count + part.chunk_count
             )
-            if start is None or found > start:
-                reached |= dict.fromkeys((targets.paths[column] for column in columns), found)
+            if start is None or version > start:
+                reached |= dict.fromkeys((targets.paths[column] for column in columns), version)
         return reached
 
     def _part(self, columns: Sequence[str], targets: RowTargets) -> _Run:
@@ -372,14 +372,14 @@ class _Run:
         columns = [each for each in feed.columns if each not in _OF_FEED]
         values = self._value_columns(columns)
         written = sf.col("_change_type").isin("insert", "update_postimage")
-        kept = [
+        selected = [
             sf.when(written, sf.col(identifier(each))).alias(each)
             if each in values
             else sf.col(identifier(each))
             for each in columns
         ]
         order = sf.col("_commit_version") * 2 + written.cast("long")
-        return feed.select(*kept, order.alias(_ORDER))
+        return feed.select(*selected, order.alias(_ORDER))
 
     def _value_columns(self, columns: Iterable[str]) -> set[str]:
         """Say which columns a deletion takes the values of."""

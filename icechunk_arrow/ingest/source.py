@@ -141,17 +141,17 @@ class FileContents:
 
     def lengths(self, concat_dim: str) -> dict[str, int]:
         """Tell for each group with variables along a dimension how long it is."""
-        found: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         for each in self.variables.values():
             if concat_dim in each.dims:
                 length = each.shape[each.dims.index(concat_dim)]
                 group = group_of(each.path)
-                if found.setdefault(group, length) != length:
+                if lengths.setdefault(group, length) != length:
                     raise InvalidInputError(
                         f"{each.path!r} has length {length} along {concat_dim!r}, and another variable of "
-                        f"the group has {found[group]}"
+                        f"the group has {lengths[group]}"
                     )
-        return found
+        return lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +191,10 @@ def references_batch(
     count = len(index)
     if isinstance(location, str):
         location = repeated(location, count)
-    given = (index_lists(index), location, offset, length, etag, last_modified, data)
+    arguments = (index_lists(index), location, offset, length, etag, last_modified, data)
     columns = [
         pa.nulls(count, field.type) if column is None else column
-        for field, column in zip(REFERENCES, given, strict=True)
+        for field, column in zip(REFERENCES, arguments, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=REFERENCES)
 
@@ -254,8 +254,8 @@ def decode_names(
     numbers = parts.flatten()
     width = keys.ndim + bool(prefix)
     if prefix:  # every name begins with the same part
-        kept = np.arange(len(numbers)).reshape(-1, width)[:, 1:].ravel()
-        numbers = numbers.take(from_numpy(kept, pa.int64()))
+        places = np.arange(len(numbers)).reshape(-1, width)[:, 1:].ravel()
+        numbers = numbers.take(from_numpy(places, pa.int64()))
     index = to_numpy(numbers.cast(pa.int64())).reshape(-1, keys.ndim)
     inside = (index < np.array(chunk_counts, np.int64)).all(axis=1)
     return rows[inside], index[inside]
@@ -300,13 +300,13 @@ class AskFiles:
 
     def __call__(self, urls: Sequence[str]) -> pa.Table:
         """Ask some, many at once."""
-        found = self.files.facts_of_all(urls)
-        reasons = [_reason(url, each) for url, each in zip(urls, found, strict=True)]
+        facts = self.files.facts_of_all(urls)
+        reasons = [_reason(url, each) for url, each in zip(urls, facts, strict=True)]
         columns = {
             "location": from_values(urls, pa.string()),
-            "etag": from_values([getattr(each, "etag", None) for each in found], pa.string()),
+            "etag": from_values([getattr(each, "etag", None) for each in facts], pa.string()),
             "last_modified": from_values(
-                [getattr(each, "last_modified", None) for each in found], TIME
+                [getattr(each, "last_modified", None) for each in facts], TIME
             ),
             "reason": from_values(reasons, pa.string()),
         }
@@ -324,8 +324,8 @@ def ask_files(executor: Executor, files: SourceFiles, urls: Sequence[str]) -> pa
     is_small = len(urls) <= _FEW
     chosen: Executor = Threads() if is_small else executor
     answers = chosen.map(AskFiles(files=files), [urls] if is_small else cut(urls))
-    found = pa.concat_tables([FILES_NOW.empty_table(), *(answer for _, answer in answers)])
-    reasons = found["reason"].drop_null().to_pylist()
+    table = pa.concat_tables([FILES_NOW.empty_table(), *(answer for _, answer in answers)])
+    reasons = table["reason"].drop_null().to_pylist()
     if reasons:
-        raise refusal(reasons, len(reasons), found.num_rows)
-    return found
+        raise refusal(reasons, len(reasons), table.num_rows)
+    return table

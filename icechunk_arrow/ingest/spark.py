@@ -221,13 +221,13 @@ def spark_type(schema: pa.Schema) -> Any:
 def rows_of(frame: Any) -> list[Any]:
     """Collect the rows of a frame that has few; an error of ours comes home as it was raised in a task."""
     try:
-        found: list[Any] = frame.collect()
+        rows: list[Any] = frame.collect()
     except Exception as error:
         ours = error_of(error)
         if ours is None:
             raise
         raise ours from error
-    return found
+    return rows
 
 
 @contextmanager
@@ -252,19 +252,19 @@ def chunk_rows_of(frame: Any) -> Any:
                 f"a DataFrame of references needs the columns {', '.join(needed)}; it has {frame.columns}"
             )
     wanted = {each.name: each.dataType for each in spark_type(CHUNK_ROWS)}
-    given = {each.name: each.dataType for each in frame.schema}
-    for name, kind in given.items():
+    types = {each.name: each.dataType for each in frame.schema}
+    for name, kind in types.items():
         if name in wanted and not _fits(kind, wanted[name]):
             raise InvalidInputError(
                 f"the column {name!r} of references is {kind.simpleString()}, and {wanted[name].simpleString()} "
                 f"is wanted: cast it, so that nothing is cut or rounded unseen"
             )
     columns = {
-        name: sf.col(name) if name in given else sf.lit(None).cast(kind)
+        name: sf.col(name) if name in types else sf.lit(None).cast(kind)
         for name, kind in wanted.items()
     }
     if isinstance(
-        given.get("last_modified"), TimestampNTZType
+        types.get("last_modified"), TimestampNTZType
     ):  # a time without a zone is one of UTC
         columns["last_modified"] = sf.concat(sf.col("last_modified").cast("string"), sf.lit("Z"))
     return frame.select(*(columns[name].cast(kind).alias(name) for name, kind in wanted.items()))
@@ -316,7 +316,7 @@ class ChunkTaker:
         from pyspark.sql import functions as sf  # noqa: PLC0415  (an extra, and slow to import)
 
         with self.reporter.stage("finding chunks", Amount()):
-            (found,) = rows_of(
+            (counts,) = rows_of(
                 rows.agg(
                     sf.count("location").alias("there"),
                     sf.count("data").alias("inline"),
@@ -324,23 +324,23 @@ class ChunkTaker:
                     sf.coalesce(sf.sum("length"), sf.lit(0)).alias("bytes"),
                 )
             )
-        if found["unclear"]:
+        if counts["unclear"]:
             raise InvalidInputError(
-                f"{found['unclear']} rows have neither a location nor data, or both; each row is one chunk, which "
+                f"{counts['unclear']} rows have neither a location nor data, or both; each row is one chunk, which "
                 f"stands somewhere or in the row. Nothing was changed."
             )
-        if found["there"] and found["inline"]:
+        if counts["there"] and counts["inline"]:
             _check_once(rows)
         count = 0
-        if found["there"]:
+        if counts["there"]:
             chosen = rows.where(sf.col("location").isNotNull())
-            amount = Amount(chunks=found["there"], bytes=found["bytes"])
+            amount = Amount(chunks=counts["there"], bytes=counts["bytes"])
             take = self._refer if self.virtual else self._copy
             count += take(chosen, paths, amount)
-        if found["inline"]:
+        if counts["inline"]:
             chosen = rows.where(sf.col("data").isNotNull()).select("path", "index", "data")
             placed = by_grid(chosen, self.session, paths, None)
-            with self.reporter.stage("writing chunks", Amount(chunks=found["inline"])):
+            with self.reporter.stage("writing chunks", Amount(chunks=counts["inline"])):
                 count += self._run(placed, StageRows(kind="chunks", array_path=None))
         return count
 
@@ -437,15 +437,15 @@ def _files_asked(rows: Any, files: SourceFiles) -> Iterator[Any]:
         if failed["count"]:
             some = rows_of(wrong.orderBy("location").limit(SHOWN_REASONS))
             raise refusal([row["reason"] for row in some], failed["count"], count)
-        found = facts.select(
+        known = facts.select(
             "location",
             sf.col("etag").alias("_etag_now"),
             sf.col("last_modified").alias("_time_now"),
         )
         if count <= _BROADCAST:
-            found = sf.broadcast(found)
+            known = sf.broadcast(known)
         now = {"etag": "_etag_now", "last_modified": "_time_now"}
-        yield rows.join(found, "location", "left").select(
+        yield rows.join(known, "location", "left").select(
             *(
                 sf.when(blank, sf.col(now[name])).otherwise(sf.col(name)).alias(name)
                 if name in now

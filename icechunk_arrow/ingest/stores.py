@@ -315,9 +315,9 @@ class _Intake:
         make_arrays(self.session, arrays)
         with kept(chunk_rows_of(frame)) as rows:
             with self.reporter.stage("finding arrays", Amount()):
-                found = rows_of(rows.select("path").distinct())
-            self.arrays = sorted(row["path"] for row in found if row["path"] is not None)
-            if len(self.arrays) < len(found):
+                paths = rows_of(rows.select("path").distinct())
+            self.arrays = sorted(row["path"] for row in paths if row["path"] is not None)
+            if len(self.arrays) < len(paths):
                 raise InvalidInputError("one of the rows has no path. Nothing was staged.")
             for path in self.arrays:
                 self.session.get_array(path)
@@ -392,8 +392,8 @@ class _Intake:
         parts = cut([(number, *place) for number, place in enumerate(places)])
         with kept(frame_over(self.spark, work, parts, _OPENED)) as rows:
             with self.reporter.stage("reading references", Amount(files=len(places))):
-                found = rows_of(rows.where("source IS NOT NULL").select(*_SOURCE.names))
-            for row in found:
+                sources = rows_of(rows.where("source IS NOT NULL").select(*_SOURCE.names))
+            for row in sources:
                 url = places[row["source"]][0]
                 if row["reason"] is None:  # what was pickled is of our own task
                     opened[row["source"]] = pickle.loads(bytes(row["nodes"]))  # noqa: S301

@@ -30,13 +30,13 @@ def placed(sources: Iterable[tuple[str, Hierarchy]]) -> tuple[dict[str, Any], di
     """
     groups: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
-    for group, found in sources:
-        for path, attributes in found.groups.items():
+    for group, hierarchy in sources:
+        for path, attributes in hierarchy.groups.items():
             to = join_paths(group, path)
             if groups.get(to) and attributes and groups[to] != attributes:
                 raise _doubled(to)
             groups[to] = attributes or groups.get(to, {})
-        for path, document in found.arrays.items():
+        for path, document in hierarchy.arrays.items():
             to = join_paths(group, path)
             if to in arrays:
                 raise _doubled(to)

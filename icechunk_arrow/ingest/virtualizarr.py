@@ -162,10 +162,10 @@ def _plain(attributes: Mapping[Any, Any], path: str) -> dict[str, Any]:
         raise TypeError
 
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(attributes), default=of_numpy))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(attributes), default=of_numpy))
     except TypeError as error:
         raise InvalidInputError(f"an attribute of {path!r} is not one that JSON has") from error
-    return found
+    return plain
 
 
 def _columns_of(manifest: Any, path: str) -> tuple[Any, Any, Any]:

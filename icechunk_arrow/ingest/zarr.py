@@ -182,9 +182,9 @@ def _array_codecs(filters: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) ->
                 f"Zarr v3 has no codec for its filter {name!r}"
                 + (" behind one of bytes" if name in _ARRAY_FILTERS else "")
             )
-        given = _ARRAY_FILTERS[name]
-        if given is not None and each.get(given) is not None:
-            stored = np.dtype(each[given])
+        option = _ARRAY_FILTERS[name]
+        if option is not None and each.get(option) is not None:
+            stored = np.dtype(each[option])
         arrays.append(_numcodec(each))
     return [*arrays, bytes_codec(stored), *rest]
 
@@ -375,23 +375,23 @@ def hierarchy_of(
     groups: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, Any]] = {}
     keys: dict[str, ChunkKeys] = {}
-    for path, found in sorted(by_path.items()):
+    for path, by_name in sorted(by_path.items()):
         try:
-            if (document := found.get("zarr.json")) is not None:
+            if (document := by_name.get("zarr.json")) is not None:
                 own = {name: value for name, value in document.items() if name != _INLINE}
                 check_document(own, path=path)
                 if own["node_type"] == "array":
                     arrays[path], keys[path] = own, chunk_keys_of(own)
                 else:
                     groups[path] = own.get("attributes", {})
-            elif ".zarray" in found:
-                array = array_of_v2(found[".zarray"], found.get(".zattrs", {}))
+            elif ".zarray" in by_name:
+                array = array_of_v2(by_name[".zarray"], by_name.get(".zattrs", {}))
                 check_document(array, path=path)
-                separator = found[".zarray"].get("dimension_separator", ".")
+                separator = by_name[".zarray"].get("dimension_separator", ".")
                 arrays[path] = array
                 keys[path] = ChunkKeys(name="v2", separator=separator, ndim=len(array["shape"]))
-            elif ".zgroup" in found or path == "/":
-                groups[path] = found.get(".zattrs", {})
+            elif ".zgroup" in by_name or path == "/":
+                groups[path] = by_name.get(".zattrs", {})
         except IcechunkArrowError as error:
             raise InvalidInputError(
                 f"{path!r} cannot be taken: {error.message}. Leave it out with drop=[{path!r}]",
@@ -430,14 +430,14 @@ def read_documents(files: SourceFiles, url: str, *, consolidated: bool | None) -
     """
     root = url.rstrip("/")
     names = ("zarr.json", _CONSOLIDATED, ".zgroup", ".zarray", ".zattrs")
-    found = dict(zip(names, files.find_many([f"{root}/{name}" for name in names]), strict=True))
-    together = None if consolidated is False else _together(found)
+    stored = dict(zip(names, files.find_many([f"{root}/{name}" for name in names]), strict=True))
+    together = None if consolidated is False else _together(stored)
     if together is not None:
         return together
     if consolidated:
         raise InvalidInputError(f"{url} has no consolidated metadata; read it without", url=url)
-    del found[_CONSOLIDATED]
-    documents = {name: data for name, data in found.items() if data is not None}
+    del stored[_CONSOLIDATED]
+    documents = {name: data for name, data in stored.items() if data is not None}
     if not documents:
         raise NotFoundError(f"there is no Zarr group or array at {url}", url=url)
     version_3 = "zarr.json" in documents

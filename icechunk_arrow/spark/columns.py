@@ -92,13 +92,13 @@ def element_type(array: Any, path: str) -> pa.DataType:
     if dtype.kind == "c" and dtype.itemsize <= 16:
         part = pa.float32() if dtype.itemsize == 8 else pa.float64()
         return pa.struct([pa.field("real", part), pa.field("imag", part)])
-    found = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
-    if found is None:
+    kind = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
+    if kind is None:
         raise InvalidInputError(
             f"the array {path} is of data type {dtype}, which no column of Spark holds; leave it out",
             path=path,
         )
-    return found
+    return kind
 
 
 def element_bytes(dtype: np.dtype[Any]) -> int:
@@ -213,20 +213,20 @@ def dimensions_of(session: OpenSession, path: str, array: Any) -> list[Dimension
     above. A dimension without a name, or with that of one before it, is ``dim_<number>``.
     """
     names = array.metadata.dimension_names or (None,) * array.ndim
-    found: list[Dimension] = []
+    dimensions: list[Dimension] = []
     for number, (name, length) in enumerate(zip(names, array.shape, strict=True)):
         shown = f"dim_{number}"
-        if name and name not in {each.name for each in found}:
+        if name and name not in {each.name for each in dimensions}:
             shown = name
         coordinate = None if shown != name else _find_coordinate(session, path, name, length)
         if coordinate is None:
-            found.append(Dimension(name=shown, length=length, type=pa.int64()))
+            dimensions.append(Dimension(name=shown, length=length, type=pa.int64()))
             continue
         values, kind = _values_of(*coordinate)
-        found.append(
+        dimensions.append(
             Dimension(name=shown, length=length, type=kind, path=coordinate[0], values=values)
         )
-    return found
+    return dimensions
 
 
 def selected(

@@ -66,8 +66,8 @@ class Attachment:
     def resolved(self) -> Iterator[tuple[str, Context, str, str]]:
         """Give each repository by its name, the snapshot that is wanted now, and the one where changes begin."""
         for label, context in self.contexts.items():
-            found = self.selection.resolve(context)
-            yield label, context, found, find_earlier(context, found, self.since)
+            snapshot_id = self.selection.resolve(context)
+            yield label, context, snapshot_id, find_earlier(context, snapshot_id, self.since)
 
 
 def attached_elsewhere(what: str) -> InvalidInputError:
@@ -98,5 +98,5 @@ def _context_of(place: Any, storage_options: Mapping[str, Any] | None) -> Contex
     if isinstance(place, Repository):
         if storage_options is not None:
             raise InvalidInputError("storage_options go with a URL; a repository is open already")
-        return place._context  # noqa: SLF001  (the engine's parts are no matter for those who use it)
+        return place._context  # noqa: SLF001  (the engine's parts are no matter for its users)
     return Repository.open(place, storage_options)._context  # noqa: SLF001

@@ -73,11 +73,11 @@ def _walk(files: Files, snapshot_id: str) -> Iterator[_Past]:
     yield newest
     while newest.facts.history:
         before = [info.id for info in newest.facts.history]
-        found = _all(storage, lambda each: _read(storage, each, limit_bytes), before)
-        for child, parent in pairwise([newest, *found]):
+        older = _all(storage, lambda each: _read(storage, each, limit_bytes), before)
+        for child, parent in pairwise([newest, *older]):
             check_parent(child.facts, parent.facts)
-        yield from found
-        newest = found[-1]
+        yield from older
+        newest = older[-1]
 
 
 def _read(storage: Storage, snapshot_id: str, limit_bytes: int) -> _Past:
@@ -145,8 +145,8 @@ def ref_table(context: Context) -> pa.Table:
     branches = sorted(catalog.list_branches())
     tags = sorted(catalog.list_tags())
     tips = [tip for tip in _all(storage, catalog.find_tip, branches) if tip is not None]
-    found = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
-    pointed = [(name, snapshot) for name, snapshot in found if snapshot is not None]
+    tagged = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
+    pointed = [(name, snapshot) for name, snapshot in tagged if snapshot is not None]
     named = {snapshot: f"the tag {name!r}" for name, snapshot in pointed}
     _check_there(storage, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips})
     columns = [

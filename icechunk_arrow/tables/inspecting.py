@@ -78,12 +78,12 @@ def inspect_snapshot(
     inspection = find_inspection(name)
     values = checked_parameters(inspection, given)
     _check_places(context, snapshot_id, inspection, values)
-    made, held = made_relations(context, inspection, snapshot_id, values)
+    relations, held = made_relations(context, inspection, snapshot_id, values)
     files = checked_files(context.storage)
     bound = {}
     with private_schema(context, snapshot_id, files=files) as (con, tables):
         names = {**tables, "item_at": DUCKDB.item_at}
-        for relation, rows in made.items():
+        for relation, rows in relations.items():
             names[relation] = _START + relation
             con.register(names[relation], rows)
         if held is not None:
@@ -95,8 +95,8 @@ def inspect_snapshot(
             if parameter.sql_type is not None:
                 names[parameter.name] = f"CAST(${parameter.name} AS {parameter.sql_type})"
                 bound[parameter.name] = values[parameter.name]
-        found = con.sql(inspection.query(names), params=bound or None).to_arrow_table()
-        return found.select(inspection.columns.names).cast(inspection.columns)
+        table = con.sql(inspection.query(names), params=bound or None).to_arrow_table()
+        return table.select(inspection.columns.names).cast(inspection.columns)
 
 
 def _check_places(
@@ -127,28 +127,28 @@ def made_relations(
 ) -> tuple[dict[str, pa.Table], Reached | None]:
     """Make the relations of a query that are no views, and find the manifests of other snapshots."""
     wanted = set(inspection.relations)
-    made: dict[str, pa.Table] = {}
+    relations: dict[str, pa.Table] = {}
     held = None
     if "observed_files" in values:
         observed = values["observed_files"]
-        made["observed_files"] = _observed_storage(context) if observed is None else observed
+        relations["observed_files"] = _observed_storage(context) if observed is None else observed
     if "changes" in wanted:
-        made["changes"] = read_table(context, "changes", snapshot_id, values["since"])
+        relations["changes"] = read_table(context, "changes", snapshot_id, values["since"])
     snapshot = context.files.read_snapshot(snapshot_id)
     if "dimensions" in wanted:
-        made["dimensions"] = _dimension_table(snapshot, values["path"])
+        relations["dimensions"] = _dimension_table(snapshot, values["path"])
     if "extents" in wanted:
-        made["extents"] = _extent_table(snapshot)
+        relations["extents"] = _extent_table(snapshot)
     if "history_entries" in wanted:
-        made["history_entries"] = reached_by(context, _history(context, snapshot_id)).entries
+        relations["history_entries"] = reached_by(context, _history(context, snapshot_id)).entries
     if wanted & _ALL:
-        made["ref_snapshots"] = _ref_snapshot_table(context)
-        reached: Sequence[str] = made["ref_snapshots"]["snapshot"].to_pylist()
+        relations["ref_snapshots"] = _ref_snapshot_table(context)
+        reached: Sequence[str] = relations["ref_snapshots"]["snapshot"].to_pylist()
         held = reached_by(context, reached)
-        made["all_entries"] = held.entries
+        relations["all_entries"] = held.entries
         if "live_files" in wanted:
-            made["live_files"] = _live_file_table(context, reached)
-    return made, held
+            relations["live_files"] = _live_file_table(context, reached)
+    return relations, held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -224,13 +224,14 @@ def _ref_snapshot_table(context: Context) -> pa.Table:
     for kind, names in (("branch", catalog.list_branches()), ("tag", catalog.list_tags())):
         for name in sorted(names):
             if kind == "tag":
-                found = catalog.find_tag(name)
+                snapshot_id = catalog.find_tag(name)
             else:
                 tip = find_tip_to_read(context, name)
-                found = None if tip is None else tip.snapshot_id
-            if found is not None:
+                snapshot_id = None if tip is None else tip.snapshot_id
+            if snapshot_id is not None:
                 rows += [
-                    (kind, name, each, age) for age, each in enumerate(_history(context, found))
+                    (kind, name, each, age)
+                    for age, each in enumerate(_history(context, snapshot_id))
                 ]
     return _table(_REF_SNAPSHOTS, rows)
 

@@ -147,31 +147,31 @@ def _listed(lines: list[str]) -> tuple[str, ...]:
 
 
 def _parameter(line: str) -> Parameter:
-    found = _PARAMETER.fullmatch(line)
-    assert found is not None, line
-    kind, default = found["kind"], found["default"]
+    parts = _PARAMETER.fullmatch(line)
+    assert parts is not None, line
+    kind, default = parts["kind"], parts["default"]
     value: str | int | None = None if default in {None, "null", "listing"} else default
     return Parameter(
-        name=found["name"],
+        name=parts["name"],
         kind=kind,
         required=default is None,
         default=int(value) if value is not None and kind in _NUMBERS else value,
-        least=int(found["least"] or 0),
-        most=min(int(found["most"] or _MOST), _MOST),
-        meaning=found["meaning"],
+        least=int(parts["least"] or 0),
+        most=min(int(parts["most"] or _MOST), _MOST),
+        meaning=parts["meaning"],
         line=re.sub(" {2,}", "  ", line),
     )
 
 
 def inspection_table() -> pa.Table:
     """Make the table of all queries."""
-    found = [find_inspection(name) for name in list_inspections()]
+    inspections = [find_inspection(name) for name in list_inspections()]
     rows: list[list[Any]] = [
-        [each.name for each in found],
-        [each.purpose for each in found],
-        [[parameter.line for parameter in each.parameters] for each in found],
-        [each.columns.names for each in found],
-        [list(each.engines) for each in found],
+        [each.name for each in inspections],
+        [each.purpose for each in inspections],
+        [[parameter.line for parameter in each.parameters] for each in inspections],
+        [each.columns.names for each in inspections],
+        [list(each.engines) for each in inspections],
     ]
     columns = [from_values(each, field.type) for each, field in zip(rows, _LISTING, strict=True)]
     return pa.Table.from_arrays(columns, schema=_LISTING)

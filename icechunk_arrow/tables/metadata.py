@@ -43,8 +43,10 @@ def metadata_table(context: Context, name: str, snapshot_id: str) -> pa.Table:
 
 def config_table(config: RepositoryConfig) -> pa.Table:
     """Make the table of settings as ``config.yaml`` has them, keys of mappings joined by dots."""
-    found = dict(_flat("", config.to_plain()))
-    columns = [from_values(list(each), pa.string()) for each in (found.keys(), found.values())]
+    settings = dict(_flat("", config.to_plain()))
+    columns = [
+        from_values(list(each), pa.string()) for each in (settings.keys(), settings.values())
+    ]
     return table_of(METADATA_TABLES["config"], columns)
 
 

@@ -129,11 +129,11 @@ class _Arrays:
 
     def _patched(self, values: pa.Array, member: str) -> pa.Array:
         """Put what patches say of a member, as JSON, over a column."""
-        found = {row: patch[member] for row, patch in self._patches.items() if member in patch}
-        if not found:
+        patched = {row: patch[member] for row, patch in self._patches.items() if member in patch}
+        if not patched:
             return values
         listed = values.to_pylist()
-        for row, value in found.items():
+        for row, value in patched.items():
             listed[row] = encode_json(value).decode()
         return from_values(listed, pa.string())
 
@@ -145,11 +145,11 @@ class _Arrays:
 
     def dimension_names(self) -> pa.Array:
         column = self._arrays.field("dimension_names")
-        found = {row: patch for row, patch in self._patches.items() if "dimension_names" in patch}
-        if not found:
+        patched = {row: patch for row, patch in self._patches.items() if "dimension_names" in patch}
+        if not patched:
             return column
         listed = column.to_pylist()
-        for row, patch in found.items():
+        for row, patch in patched.items():
             names = patch["dimension_names"]
             listed[row] = (
                 None if names is None else [name if name is None else str(name) for name in names]
@@ -380,9 +380,9 @@ def _of_arrays(snapshot: Snapshot) -> list[pa.Array]:
 def _sums(
     codes: npt.NDArray[np.int64], values: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.int64]:
-    found = np.zeros(count, np.int64)
-    np.add.at(found, codes, values)
-    return found
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, codes, values)
+    return sums
 
 
 def _sets(

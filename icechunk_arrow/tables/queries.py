@@ -132,9 +132,9 @@ def pathed_rows(
 
 def _united(source: Source, schema: pa.Schema, queries: Iterable[str]) -> str:
     """Put queries together; where there are none, give no rows in the same columns."""
-    found = "\nUNION ALL\n".join(queries)
-    if found:
-        return found
+    query = "\nUNION ALL\n".join(queries)
+    if query:
+        return query
     files = ("manifest", "file") if source.dialect.joins_files else ()
     more = (INVENTORY.field(name) for name in files if name not in schema.names)
     return source.dialect.no_rows(pa.schema([*schema, *more]))
@@ -144,28 +144,28 @@ def _scanned(source: Source, scan: Scan, *more: str, named: bool = False) -> str
     """Read the manifests of one scan, with more columns before the others."""
     dialect = source.dialect
     named = named or dialect.joins_files
-    found = {
+    expressions = {
         "node_id": "CAST(array_id AS BIGINT)"
         if scan.owner is None
         else f"CAST({scan.owner.node_id} AS BIGINT)",
         **_kind_and_location(scan, dialect.text(source.root + "/c/"), dialect),
     }
     if not scan.has(HAS_INLINE):
-        found["inline_data"] = dialect.null(pa.binary())
+        expressions["inline_data"] = dialect.null(pa.binary())
     held = schema_of(scan.form)
     for field in MANIFEST_ROWS:
-        if field.name in found:
+        if field.name in expressions:
             continue
         column, place = dialect.identifier(field.name), held.get_field_index(field.name)
         if place < 0:
-            found[field.name] = dialect.null(field.type)
+            expressions[field.name] = dialect.null(field.type)
         elif not pa.types.is_integer(field.type):
-            found[field.name] = column
+            expressions[field.name] = column
         elif held.field(place).type == pa.uint64():
-            found[field.name] = dialect.signed.format(column, field.name)
+            expressions[field.name] = dialect.signed.format(column, field.name)
         else:
-            found[field.name] = f"CAST({column} AS BIGINT)"
-    columns = [f"{found[name]} AS {dialect.identifier(name)}" for name in MANIFEST_ROWS.names]
+            expressions[field.name] = f"CAST({column} AS BIGINT)"
+    columns = [f"{expressions[name]} AS {dialect.identifier(name)}" for name in MANIFEST_ROWS.names]
     files = [dialect.file_columns] if named else []
     listed = ", ".join([*more, *columns, *files])
     return f"SELECT {listed} FROM {source.files(scan, named=named)}"
@@ -203,7 +203,7 @@ def chunks_of_group(
     schema = TABLES["chunks"]
     held = {name: one_array(rows[name]) for name in rows.column_names}
     kind, location = _places(held["chunk_file"], count, root)
-    found = {
+    columns = {
         "path": _paths(held["array_id"], snapshot, opened),
         "node_id": int64(held["array_id"]),
         "index": decode_lists(held["coord"]),
@@ -213,14 +213,14 @@ def chunks_of_group(
         "snapshot": repeated(snapshot.id, count),
     }
     for field in schema:
-        if field.name in found:
+        if field.name in columns:
             continue
         if field.name not in held:
-            found[field.name] = pa.nulls(count, field.type)
+            columns[field.name] = pa.nulls(count, field.type)
         else:
             column = held[field.name]
-            found[field.name] = int64(column) if field.type == pa.int64() else column
-    return table_of(schema, [found[name] for name in schema.names])
+            columns[field.name] = int64(column) if field.type == pa.int64() else column
+    return table_of(schema, [columns[name] for name in schema.names])
 
 
 def _paths(ids: pa.Array, snapshot: Snapshot, opened: ManifestFile) -> pa.Array:

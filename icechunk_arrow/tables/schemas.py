@@ -211,7 +211,7 @@ TABLES: dict[str, pa.Schema] = {**METADATA_TABLES, **CHUNK_TABLES, "changes": CH
 """All tables, by name."""
 
 
-# -- relations that are no tables for people: what the texts in ``sql/`` join
+# -- relations that are no tables for users: what the texts in ``sql/`` join
 
 INVENTORY = pa.schema(
     [

@@ -39,15 +39,15 @@ class Selection:
     def resolve(self, context: Context) -> str:
         """Find the id of the snapshot in one repository."""
         named = (self.branch, self.tag, self.snapshot_id) != (None, None, None)
-        found = resolve(
+        snapshot_id = resolve(
             context,
             branch=self.branch if named else MAIN,
             tag=self.tag,
             snapshot_id=self.snapshot_id,
             as_of=self.as_of,
         )
-        context.files.read_snapshot(found)
-        return found
+        context.files.read_snapshot(snapshot_id)
+        return snapshot_id
 
 
 def find_earlier(context: Context, snapshot_id: str, since: str | None) -> str:
@@ -66,9 +66,9 @@ def find_named(context: Context, name: str) -> str:
             pass
     try:
         tip = find_tip_to_read(context, name)
-        found = context.catalog.find_tag(name) if tip is None else tip.snapshot_id
+        snapshot_id = context.catalog.find_tag(name) if tip is None else tip.snapshot_id
     except InvalidInputError:
-        found = None
-    if found is None:
+        snapshot_id = None
+    if snapshot_id is None:
         raise RefNotFoundError(f"{name!r} is no snapshot, branch or tag of {context.storage.url}")
-    return found
+    return snapshot_id

@@ -84,8 +84,8 @@ class ArrayRead:
 @lru_cache(maxsize=2)
 def _opened(read: ArrayRead) -> GridRows | ChunkRows:
     session: Session = pickle.loads(read.session)  # noqa: S301 -- made by plan_read, sent by Spark
-    made = GridRows if read.layout == "rows" else ChunkRows
-    return made(session, read.query)
+    layout = GridRows if read.layout == "rows" else ChunkRows
+    return layout(session, read.query)
 
 
 def session_to_read(

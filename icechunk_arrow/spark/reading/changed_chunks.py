@@ -190,31 +190,31 @@ class ArrayChanges:
 
     def holds(self, places: Coordinates) -> Mask:
         """Tell of chunks whether the log says that they were written or deleted one by one, or written in bulk."""
-        found: Mask = np.zeros(len(places), np.bool_)
+        held: Mask = np.zeros(len(places), np.bool_)
         if not len(places):
-            return found
+            return held
         listed = self.changes.single
         if len(listed):
-            found |= member_mask(coords.encode(places), listed)
+            held |= member_mask(coords.encode(places), listed)
         for bulk in self.changes.bulk:
             within = inside(bulk.extent, places)
             if bulk.is_dense or not within.any():
-                found |= within
+                held |= within
                 continue
             encoded = coords.encode(places)
             for rows in self._bulk(bulk, 0, bulk.chunk_count):
-                found |= member_mask(encoded, coords.encode(rows))
-        return found
+                held |= member_mask(encoded, coords.encode(rows))
+        return held
 
     def touches(self, places: Coordinates) -> Mask:
         """Tell of chunks of the array whether the commit changed them."""
-        found = self.holds(places)
+        changed = self.holds(places)
         for _, entry in self._entries_that_go():
-            if inside(entry.extent, places)[~found].any():
+            if inside(entry.extent, places)[~changed].any():
                 encoded = coords.encode(places)
                 for rows in self._rows(entry, 0, entry.row_count):
-                    found |= member_mask(encoded, coords.encode(rows[self._goes(rows)]))
-        return found
+                    changed |= member_mask(encoded, coords.encode(rows[self._goes(rows)]))
+        return changed
 
     def _bulk(self, bulk: BulkWrite, start: int, stop: int) -> Iterator[Coordinates]:
         if not bulk.is_dense:

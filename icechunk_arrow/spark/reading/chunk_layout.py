@@ -110,11 +110,11 @@ class ChunkRows:
 
     def _parts(self, part_bytes: int) -> list[tuple[int, int]]:
         """Say for each array how many chunks make a part, and how many parts there are."""
-        found = []
+        parts = []
         for source in self._sources:
             count = max(part_bytes // source.chunk_bytes, 1)
-            found.append((count, -(-source.inventories.chunk_count // count)))
-        return found
+            parts.append((count, -(-source.inventories.chunk_count // count)))
+        return parts
 
     def part_count(self, part_bytes: int) -> int:
         """Say into how many parts of so many bytes the chunks come."""
@@ -126,8 +126,8 @@ class ChunkRows:
 
     def grid_of(self, path: str) -> Grid:
         """Give the grid of one array."""
-        (found,) = (each.view.grid for each in self._sources if each.path == path)
-        return found
+        (grid,) = (each.view.grid for each in self._sources if each.path == path)
+        return grid
 
     def read_part(self, part: int, part_bytes: int) -> Iterator[pa.RecordBatch]:
         """Give the rows of one part."""

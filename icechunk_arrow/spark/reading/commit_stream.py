@@ -134,12 +134,12 @@ class CommitStream:
         """List the snapshots behind one place up to another, oldest first."""
         if start == end:
             return []
-        found: list[str] = []
+        ids: list[str] = []
         count = end.commits - start.commits
         reached = None
         if count > 0:
             walk = (info.id for info in ancestors(self.context.files, end.snapshot_id))
-            found = list(islice(walk, count))
+            ids = list(islice(walk, count))
             reached = next(walk, None)
         if reached != start.snapshot_id:
             raise SnapshotNotFoundError(
@@ -148,7 +148,7 @@ class CommitStream:
                 f"told. Begin a new query with another checkpoint, and say where with the option since",
                 snapshot=start.snapshot_id,
             )
-        return found[::-1]
+        return ids[::-1]
 
     # -- parts
 

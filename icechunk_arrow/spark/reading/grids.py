@@ -58,7 +58,7 @@ class Column:
 
 
 SNAPSHOT = Column(name="_snapshot", type=pa.string())
-"""The snapshot that a row is read from: it is there for those who name it."""
+"""The snapshot that a row is read from: it is there for queries that name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +191,9 @@ class GridRows:
             if column.path is None:
                 columns.append(repeated(self._snapshot_id, math.prod(shape)))
                 continue
-            found = values[column.path][(*where, ...)].reshape(-1)
-            null = fill_mask(found, self._arrays[column.path].fill_value) if self._nulls else None
-            columns.append(array_of(found, column.type, null, column.path))
+            cells = values[column.path][(*where, ...)].reshape(-1)
+            null = fill_mask(cells, self._arrays[column.path].fill_value) if self._nulls else None
+            columns.append(array_of(cells, column.type, null, column.path))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

@@ -91,22 +91,22 @@ class Options:
         value = self.take(name)
         if value is None:
             return None
-        found = _from_json(value) if value.lstrip().startswith("[") else None
-        if not isinstance(found, list):
+        parsed = _from_json(value) if value.lstrip().startswith("[") else None
+        if not isinstance(parsed, list):
             return [each.strip() for each in value.split(",")]
-        if not all(isinstance(each, str) for each in found):
+        if not all(isinstance(each, str) for each in parsed):
             raise _wrong(name, value, "texts with commas between them, or a JSON list of texts")
-        return list(found)
+        return list(parsed)
 
     def take_object(self, name: str) -> dict[str, Any] | None:
         """Give an option that is a JSON object."""
         value = self.take(name)
         if value is None:
             return None
-        found = _from_json(value)
-        if not isinstance(found, dict):
+        parsed = _from_json(value)
+        if not isinstance(parsed, dict):
             raise _wrong(name, value, "a JSON object")
-        return found
+        return parsed
 
     def storage_options(self) -> dict[str, Any] | None:
         """Give what the options that begin with ``storage.`` say, or None."""
@@ -124,10 +124,10 @@ class Options:
         value = self.take(name)
         if value is None:
             return None
-        found = _from_json(value) if value.lstrip()[:1] in {"[", "{"} else [value]
-        if not isinstance(found, list | dict):
+        parsed = _from_json(value) if value.lstrip()[:1] in {"[", "{"} else [value]
+        if not isinstance(parsed, list | dict):
             raise _wrong(name, value, "a URL prefix, or several as a JSON list or object")
-        return found
+        return parsed
 
     def refuse_rest(self, use: str) -> None:
         """Refuse what has not been taken; ``use`` says what for."""
@@ -153,5 +153,5 @@ def _from_json(text: str) -> Any:
 
 def _storage_value(text: str) -> Any:
     """Read a value: JSON if it is an object, list, true, false or null; else, a number too, the text."""
-    found = _from_json(text)
-    return found if isinstance(found, dict | list | bool) or found is None else text
+    parsed = _from_json(text)
+    return parsed if isinstance(parsed, dict | list | bool) or parsed is None else text

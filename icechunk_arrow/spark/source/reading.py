@@ -106,14 +106,14 @@ def pinned(options: Mapping[str, str]) -> dict[str, str]:
     Where that cannot be told, because the options are of a write, or wrong, they stay as they are: the reader or
     writer that takes them says what is wrong.
     """
-    kept = {str(name).lower(): value for name, value in options.items()}
+    fixed = {str(name).lower(): value for name, value in options.items()}
     try:
-        asked = Options(kept)
+        asked = Options(fixed)
         repository = _repository(asked)
-        kept[PINNED] = _selection(asked).resolve(repository._context)  # noqa: SLF001 -- Selection resolves for all
+        fixed[PINNED] = _selection(asked).resolve(repository._context)  # noqa: SLF001 -- Selection resolves for all
     except IcechunkArrowError:
         pass
-    return kept
+    return fixed
 
 
 def schema_of(options: Mapping[str, str]) -> StructType:
@@ -216,13 +216,13 @@ def _repository(asked: Options) -> Repository:
 
 
 def _selection(asked: Options) -> Selection:
-    found = Selection(
+    selection = Selection(
         branch=asked.take("branch"),
         tag=asked.take("tag"),
         snapshot_id=asked.take("snapshot_id"),
         as_of=asked.take_time("as_of"),
     )
-    return found if asked.pinned is None else Selection(snapshot_id=asked.pinned)
+    return selection if asked.pinned is None else Selection(snapshot_id=asked.pinned)
 
 
 def _columns(asked: Options, names: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -148,18 +148,18 @@ class StageCells:
                 length=length,
             )
             stored = None if request.way == "index" else find_coordinate(fork, folder, request.name)
-            found = rows[column]
-            if found.null_count:
+            values = rows[column]
+            if values.null_count:
                 raise InvalidInputError(
-                    f"{found.null_count} rows have no value in the column {column!r}, which says where they "
+                    f"{values.null_count} rows have no value in the column {column!r}, which says where they "
                     f"are. Nothing was changed.",
                     column=column,
                 )
             if not rows.num_rows:
                 continue
-            ends = pc.min_max(found).as_py()
+            ends = pc.min_max(values).as_py()
             kind = types[column]
-            bounds = from_values([ends["min"], ends["max"]], found.type).cast(kind)
+            bounds = from_values([ends["min"], ends["max"]], values.type).cast(kind)
             known = AxisRows(type=kind, bounds=bounds, distinct=_not_here)
             axes.append(resolve_axis(request, known, stored, has_arrays=True).axis)
         return axes
@@ -294,29 +294,29 @@ def stream_writer_of(
 
 
 def _write_of(options: Mapping[str, str], *, overwrite: bool, stream: bool) -> _Write:
-    given = Options(options)
+    asked = Options(options)
     for name in _OF_SPARK if stream else ():
-        given.take(name)
-    url = given.need("path", "the URL of the repository, as save does")
-    table = given.take_one_of("table", _TABLES, "references")
+        asked.take(name)
+    url = asked.need("path", "the URL of the repository, as save does")
+    table = asked.take_one_of("table", _TABLES, "references")
     appending = ("append",) if stream else ("append", "error", "ignore")
     words = ("overwrite",) if overwrite else appending
-    mode = given.take_one_of("mode", words, words[0])
-    arrays = given.take_object("arrays") or {}
-    branch = given.take("branch") or "main"
-    message = given.take("message") or f"write {table}"
-    metadata = given.take_object("metadata") or {}
-    query_id = given.take("query_id") if stream else None
-    storage_options = given.storage_options()
+    mode = asked.take_one_of("mode", words, words[0])
+    arrays = asked.take_object("arrays") or {}
+    branch = asked.take("branch") or "main"
+    message = asked.take("message") or f"write {table}"
+    metadata = asked.take_object("metadata") or {}
+    query_id = asked.take("query_id") if stream else None
+    storage_options = asked.storage_options()
     if table == "rows":
-        work: StageRows | StageCells = _cells_of(given, replaces=overwrite)
+        work: StageRows | StageCells = _cells_of(asked, replaces=overwrite)
     else:
         work = StageRows(
             kind=table,
-            array_path=path_or_column(given.take("array")),
-            duplicates=given.take_one_of("duplicates", ("error", "last"), "error"),
+            array_path=path_or_column(asked.take("array")),
+            duplicates=asked.take_one_of("duplicates", ("error", "last"), "error"),
         )
-    given.refuse_rest("writing")
+    asked.refuse_rest("writing")
     check_message(message, metadata)
     context = open_context(url, storage_options, None, Choices(pickle_secrets=True), state_url=None)
     context.storage.require_writable()
@@ -387,8 +387,8 @@ class _Tasks:
         may be published by an answer that was lost.
         """
         if any(message is None for message in messages):
-            found = [message for message in messages if isinstance(message, _Message)]
-            discard_written(self._plan.context, _parts(found))
+            finished = [message for message in messages if isinstance(message, _Message)]
+            discard_written(self._plan.context, _parts(finished))
 
 
 class _Writer(_Tasks, DataSourceArrowWriter):
@@ -462,13 +462,13 @@ def _discarding(context: Context, parts: Sequence[WrittenChunks]) -> Iterator[No
 
 
 def _all_there(messages: Sequence[WriterCommitMessage | None]) -> list[_Message]:
-    found = [message for message in messages if isinstance(message, _Message)]
-    if len(found) < len(messages):
+    finished = [message for message in messages if isinstance(message, _Message)]
+    if len(finished) < len(messages):
         raise StorageError(
-            f"{len(messages) - len(found)} of {len(messages)} tasks did not say what they wrote. Nothing was "
+            f"{len(messages) - len(finished)} of {len(messages)} tasks did not say what they wrote. Nothing was "
             f"committed; write the frame again."
         )
-    return found
+    return finished
 
 
 def _parts(messages: Sequence[_Message]) -> list[WrittenChunks]:

@@ -339,12 +339,12 @@ def _define(spark: Any, attachment: Attachment, *, create: bool) -> Attached:
     with SessionTarget(spark) as target:
         if create:
             coordinate_functions(target, name)
-        for label, context, found, before in attachment.resolved():
-            snapshots[label] = found
-            _check(context, before, found)
-            with naming_gone_files(context, found):
+        for label, context, snapshot_id, before in attachment.resolved():
+            snapshots[label] = snapshot_id
+            _check(context, before, snapshot_id)
+            with naming_gone_files(context, snapshot_id):
                 members[label] = snapshot_queries(
-                    target, name, context, found, before, own_scans=_OWN_SCANS
+                    target, name, context, snapshot_id, before, own_scans=_OWN_SCANS
                 )
         define(target, name, members, united=united)
         if create:

@@ -89,10 +89,10 @@ def sql_script(
     script.run(f"SET {_KEEP_MEANING} = true")
     coordinate_functions(script, name)
     comments, members = [], {}
-    for label, context, found, before in attachment.resolved():
-        comments.append(f"-- snapshot {found} of {json.dumps(context.storage.url)}")
+    for label, context, snapshot_id, before in attachment.resolved():
+        comments.append(f"-- snapshot {snapshot_id} of {json.dumps(context.storage.url)}")
         members[label] = snapshot_queries(
-            script, name, context, found, before, own_scans=_OWN_SCANS
+            script, name, context, snapshot_id, before, own_scans=_OWN_SCANS
         )
     define(script, name, members, united=united)
     place_functions(script, name, united=united)

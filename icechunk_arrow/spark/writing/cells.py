@@ -133,10 +133,10 @@ class Cells:
         return rows.serialize()
 
     def _check_places(self, rows: pa.RecordBatch, places: list[Places]) -> None:
-        for axis, found in zip(self.axes, places, strict=True):
-            if not len(found) or int(found.min()) >= 0:
+        for axis, along in zip(self.axes, places, strict=True):
+            if not len(along) or int(along.min()) >= 0:
                 continue
-            row = int(np.argmin(found))
+            row = int(np.argmin(along))
             null = not rows.column(axis.column)[row].is_valid
             why = (
                 "is missing" if null else f"is none of the {axis.length} places along {axis.name!r}"

@@ -193,19 +193,19 @@ class GridTasks:
         spelled = pc.binary_join_element_wise("", pc.utf8_trim(coded.dictionary, "/"), "/")
         known = pc.index_in(spelled, value_set=from_values(list(self.paths), pa.string()))
         numbers = np.append(to_numpy(known.fill_null(0)).astype(np.int64), 0)
-        found: Numbers = numbers[to_numpy(coded.indices.fill_null(len(numbers) - 1))]
-        return found
+        arrays: Numbers = numbers[to_numpy(coded.indices.fill_null(len(numbers) - 1))]
+        return arrays
 
     def _places(self, rows: pa.RecordBatch) -> list[Numbers]:
         """Give the rows' places along each dimension; 0 where there is none."""
         if "index" in rows.schema.names:
             return _of_lists(rows.column("index"), len(self.columns))
-        found = []
+        places = []
         for names in self.columns:
             parts = [rows.column(name) for name in names if name in rows.schema.names]
             column = (pc.coalesce(*parts) if len(parts) > 1 else parts[0]) if parts else None
-            found.append(_numbers(column, rows.num_rows))
-        return found
+            places.append(_numbers(column, rows.num_rows))
+        return places
 
 
 def _shares(chunks: Sequence[int], boxes: Sequence[int]) -> tuple[list[int], list[float], int]:
@@ -236,13 +236,13 @@ def _of_lists(lists: pa.Array, dimensions: int) -> list[Numbers]:
         lists.offset : lists.offset + len(lists) + 1
     ]
     items = _numbers(lists.values, len(lists.values))
-    found = []
+    by_dimension = []
     for d in range(dimensions):
         there = offsets[1:] - offsets[:-1] > d
         values = np.zeros(len(lists), np.int64)
         values[there] = items[offsets[:-1][there] + d]
-        found.append(values)
-    return found
+        by_dimension.append(values)
+    return by_dimension
 
 
 def _numbers(column: Any, count: int) -> Numbers:
@@ -290,8 +290,8 @@ class _PlaceReferences:
         return Placed(group=task, rows=coded, keys=None if self.keeps_order else (box, number))
 
     def tasks_of(self, groups: Numbers) -> list[int]:
-        found: list[int] = groups.tolist()
-        return found
+        tasks: list[int] = groups.tolist()
+        return tasks
 
     def write(self, rows: pa.RecordBatch) -> pa.Buffer:
         sink = pa.BufferOutputStream()

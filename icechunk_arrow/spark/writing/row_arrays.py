@@ -94,7 +94,7 @@ def read_arrays(
         arrays = {name: name for name in arrays}
     if not arrays:
         raise InvalidInputError("there is no column of values beside those of the dimensions")
-    found = []
+    row_arrays = []
     for column, spec in arrays.items():
         if column not in types:
             raise InvalidInputError(
@@ -111,11 +111,11 @@ def read_arrays(
                 f"arrays[{column!r}] must be a path, an array of zarr, or a mapping, not {spec!r}"
             )
         full = node_path(path, group)
-        found.append(RowArray(column=column, type=types[column], path=full, options=options))
-    paths = [each.path for each in found]
+        row_arrays.append(RowArray(column=column, type=types[column], path=full, options=options))
+    paths = [each.path for each in row_arrays]
     if len(set(paths)) < len(paths):
         raise InvalidInputError(f"two columns go to one array: {', '.join(paths)}")
-    return found
+    return row_arrays
 
 
 def named_paths(arrays: Any, group: str) -> list[str]:
@@ -124,11 +124,11 @@ def named_paths(arrays: Any, group: str) -> list[str]:
         return [f"{node_path(group).rstrip('/')}/*"]
     names: Any = [arrays] if isinstance(arrays, str) else arrays
     specs = dict(names) if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
-    found = []
+    paths = []
     for column, each in specs.items():
         path = each.get("path", column) if isinstance(each, Mapping) else each
-        found.append(node_path(path, group))
-    return found
+        paths.append(node_path(path, group))
+    return paths
 
 
 def shared_shape(session: OpenSession, arrays: Sequence[RowArray]) -> SharedShape | None:
@@ -148,19 +148,19 @@ def shared_shape(session: OpenSession, arrays: Sequence[RowArray]) -> SharedShap
                 path=each.path,
             )
         columns = view.node.columns
-        found = SharedShape(
+        shared = SharedShape(
             path=each.path,
             shape=tuple(axis.extent for axis in grid.axes),
             chunk_shape=grid.chunk_shape,
             names=tuple((columns.dimension_names if columns else None) or (None,) * len(grid.axes)),
         )
-        if first is not None and (found.shape, found.names) != (first.shape, first.names):
+        if first is not None and (shared.shape, shared.names) != (first.shape, first.names):
             raise InvalidInputError(
-                f"{found.path!r} has shape {found.shape} and dimensions {found.names}, and {first.path!r} "
+                f"{shared.path!r} has shape {shared.shape} and dimensions {shared.names}, and {first.path!r} "
                 f"{first.shape} and {first.names}; write them with a call each, into one session",
-                path=found.path,
+                path=shared.path,
             )
-        first = first or found
+        first = first or shared
     return first
 
 
@@ -245,21 +245,21 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     if dtype in ("string", str):
         return None
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        numpy_dtype: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         return None
-    return found
+    return numpy_dtype
 
 
 def _cell_type(array: Any, row: RowArray) -> CellType:
     """Say how a column goes into its array, or why it does not."""
-    found = cell_type_of(array.dtype, array.attrs.asdict(), row.type)
-    if isinstance(found, str):
+    cell_type = cell_type_of(array.dtype, array.attrs.asdict(), row.type)
+    if isinstance(cell_type, str):
         raise InvalidInputError(
-            f"the column {row.column!r} of {row.type} does not go into {row.path!r}: {found}",
+            f"the column {row.column!r} of {row.type} does not go into {row.path!r}: {cell_type}",
             path=row.path,
         )
-    return found
+    return cell_type
 
 
 # -- cells
@@ -294,7 +294,7 @@ def cells_of(
     order_type = None
     if rules.order_by is not None:
         order_type = canonical(pa.nulls(0, types[rules.order_by])).type
-    found = []
+    cells = []
     for chunk_shape, columns in by_shape.items():
         block_bytes, most_tasks = _BLOCK_BYTES_IN_ONE_TASK, 1
         if row_count is not None:
@@ -310,7 +310,7 @@ def cells_of(
             cell_bytes=sum(each.value_bytes + 1 for each in columns),
             block_bytes=block_bytes,
         )
-        found.append(
+        cells.append(
             Cells(
                 axes=tuple(axes),
                 columns=tuple(columns),
@@ -321,7 +321,7 @@ def cells_of(
                 task_count=min(blocks.block_count, most_tasks),
             )
         )
-    return found
+    return cells
 
 
 def _cell_column(session: Any, row: RowArray, duplicates: str) -> CellColumn:

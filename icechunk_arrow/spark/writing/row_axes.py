@@ -121,9 +121,9 @@ class AxisRows:
     @property
     def kind(self) -> str:
         """What the column holds."""
-        found = kind_of(self.type)
-        assert found is not None, "checked before Spark is asked"
-        return found
+        kind = kind_of(self.type)
+        assert kind is not None, "checked before Spark is asked"
+        return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +180,8 @@ def _stored(session: OpenSession, path: str, array: Any) -> Stored:
             f"seem. Say 'index' in coordinates= and give places, or write them unpacked.",
             path=path,
         )
-    (found,) = dimensions_of(session, path, array)
-    values = found.values if found.path is not None else np.asarray(array[:])
+    (dimension,) = dimensions_of(session, path, array)
+    values = dimension.values if dimension.path is not None else np.asarray(array[:])
     assert values is not None
     if values.dtype.kind in "UTO":
         return Stored(
@@ -202,7 +202,7 @@ def _stored(session: OpenSession, path: str, array: Any) -> Stored:
         return Stored(path=path, values=numbers, kind="float", single=values.dtype.itemsize < 8)
     raise InvalidInputError(
         f"the coordinates {path} are {values.dtype}, and no column can be compared with that; say "
-        f"coordinates={{{found.name!r}: 'index'}} and give places"
+        f"coordinates={{{dimension.name!r}: 'index'}} and give places"
     )
 
 
@@ -236,8 +236,8 @@ def resolve_axis(
             kind = (
                 kind_of(any_array(way).type) if not isinstance(way, pa.Array) else kind_of(way.type)
             )
-            made = Stored(path="", values=values, kind=kind or "", single=False)
-            return _among(request, rows, made, is_new=True)
+            new = Stored(path="", values=values, kind=kind or "", single=False)
+            return _among(request, rows, new, is_new=True)
         if not stored.values.equals(values):
             raise InvalidInputError(
                 f"the values given for {request.name!r} are not those of {stored.path}; leave them out to "
@@ -484,8 +484,8 @@ def _rises(values: pa.Array) -> bool | None:
 
 
 def _sorted(values: pa.Array) -> pa.Array:
-    found = canonical(values).drop_null()
-    return found.take(pc.sort_indices(found)) if len(found) else found
+    present = canonical(values).drop_null()
+    return present.take(pc.sort_indices(present)) if len(present) else present
 
 
 def _given(request: AxisRequest, values: Any) -> pa.Array:
@@ -499,10 +499,10 @@ def _given(request: AxisRequest, values: Any) -> pa.Array:
         raise InvalidInputError(
             f"the values given for {request.name!r} must be numbers, times or texts, none missing"
         )
-    found = canonical(array)
-    if len(found.unique()) != len(found):
+    coordinates = canonical(array)
+    if len(coordinates.unique()) != len(coordinates):
         raise InvalidInputError(f"the values given for {request.name!r} are not all different")
-    return found
+    return coordinates
 
 
 def _no_tolerance(request: AxisRequest) -> None:

@@ -192,7 +192,7 @@ def row_targets(
     **_: Any,
 ) -> RowTargets:
     """Say which columns of a frame :func:`write_rows` would write to which arrays, with the same words."""
-    found, columns, _present = _choose_columns(
+    chosen, columns, _present = _choose_columns(
         session,
         _column_types(df),
         arrays,
@@ -201,7 +201,7 @@ def row_targets(
         coordinates=list(coordinates or {}),
         order_by=order_by,
     )
-    return RowTargets(paths={each.column: each.path for each in found}, dimensions=tuple(columns))
+    return RowTargets(paths={each.column: each.path for each in chosen}, dimensions=tuple(columns))
 
 
 # -- which columns are values, and which coordinates
@@ -311,8 +311,8 @@ class _RowsWrite:
             coordinates=list(self.coordinates),
             order_by=order_by,
         )
-        given = columns if present is None else present.names
-        names = [name or column for name, column in zip(given, columns, strict=True)]
+        stored_names = columns if present is None else present.names
+        names = [name or column for name, column in zip(stored_names, columns, strict=True)]
         for what, options in (("coordinates", self.coordinates), ("tolerance", self.tolerance)):
             for name in options.keys() - set(names):
                 raise InvalidInputError(
@@ -362,8 +362,8 @@ class _RowsWrite:
         """Settle how the values of a column become places along a dimension."""
 
         def distinct() -> pa.Array:
-            found = rows.select(identifier(column)).distinct().toArrow().column(0)
-            return one_array(found)
+            values = rows.select(identifier(column)).distinct().toArrow().column(0)
+            return one_array(values)
 
         request = AxisRequest(
             name=name,
@@ -385,18 +385,18 @@ def _column_types(df: Any) -> dict[str, pa.DataType]:
     from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415  (an extra, and slow to import)
     from pyspark.sql.types import TimestampNTZType, TimestampType  # noqa: PLC0415
 
-    found: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
     for field in df.schema.fields:
-        if field.name in found:
+        if field.name in types:
             raise InvalidInputError(f"the frame has the column {field.name!r} twice")
         kind = field.dataType
         if isinstance(kind, TimestampType):
-            found[field.name] = pa.timestamp("us", "UTC")
+            types[field.name] = pa.timestamp("us", "UTC")
         elif isinstance(kind, TimestampNTZType):
-            found[field.name] = pa.timestamp("us")
+            types[field.name] = pa.timestamp("us")
         else:
-            found[field.name] = to_arrow_type(kind)
-    return found
+            types[field.name] = to_arrow_type(kind)
+    return types
 
 
 def _bounds(rows: Any, columns: Sequence[str], types: Types) -> tuple[int, dict[str, pa.Array]]:
@@ -419,7 +419,7 @@ def _bounds(rows: Any, columns: Sequence[str], types: Types) -> tuple[int, dict[
             raise
         raise ours from error
     count: int = table["rows"][0].as_py()
-    found = {}
+    bounds = {}
     for d, name in enumerate(columns):
         missing = count - table[f"there_{d}"][0].as_py()
         if missing:
@@ -429,15 +429,15 @@ def _bounds(rows: Any, columns: Sequence[str], types: Types) -> tuple[int, dict[
                 column=name,
             )
         ends = pa.chunked_array([*table[f"low_{d}"].chunks, *table[f"high_{d}"].chunks])
-        found[name] = ends.combine_chunks()
+        bounds[name] = ends.combine_chunks()
         if (
             count
             and kind_of(types[name]) == "float"
-            and found[name][1].as_py() != found[name][1].as_py()
+            and bounds[name][1].as_py() != bounds[name][1].as_py()
         ):
             raise InvalidInputError(
                 f"rows have NaN in the column {name!r}, which says where they are; filter them out. "
                 f"Nothing was changed.",
                 column=name,
             )
-    return count, found
+    return count, bounds

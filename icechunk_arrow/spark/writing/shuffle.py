@@ -194,5 +194,5 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    (found,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return found
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch

@@ -131,9 +131,9 @@ def make_arrays(session: Session, arrays: Mapping[str, ArraySpec]) -> None:
                 f"the array {path!r} is described by {spec!r}; give a Zarr v3 document, or a mapping with "
                 f"shape, chunks, dtype and whatever else zarr.create_array takes"
             )
-        found = session.find_node(path)
-        if found is not None:
-            if not found.is_array:
+        node = session.find_node(path)
+        if node is not None:
+            if not node.is_array:
                 raise InvalidInputError(f"{path!r} is to be an array, and there is a group")
             continue
         _make_groups(session, path)

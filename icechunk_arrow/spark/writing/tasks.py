@@ -198,16 +198,16 @@ def marking_errors() -> Iterator[None]:
 
 def error_of(error: BaseException) -> IcechunkArrowError | None:
     """Find the error of ours that made a Spark job fail, or None."""
-    found = _MARK.search(str(error))
-    if found is None:
+    marked = _MARK.search(str(error))
+    if marked is None:
         return None
-    carried = json.loads(base64.b64decode(found[1]))
+    carried = json.loads(base64.b64decode(marked[1]))
     kind = getattr(errors, carried["class"], IcechunkArrowError)
-    made: IcechunkArrowError = (
+    rebuilt: IcechunkArrowError = (
         kind.__new__(kind) if not issubclass(kind, OSError) else OSError.__new__(kind)
     )
-    IcechunkArrowError.__init__(made, carried["message"], **carried["facts"])
-    return made
+    IcechunkArrowError.__init__(rebuilt, carried["message"], **carried["facts"])
+    return rebuilt
 
 
 @dataclass(slots=True)
@@ -244,10 +244,10 @@ class RecentRows:
 
 def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Keep what an error shows of rows; not the bytes of chunks, which one buffer holds with the rest."""
-    kept = batch.select([name for name in _SHOWN if name in batch.schema.names])
-    if "data" not in batch.schema.names or not kept.num_columns:
-        return kept
-    return kept.take(indices(np.arange(kept.num_rows)))
+    shown = batch.select([name for name in _SHOWN if name in batch.schema.names])
+    if "data" not in batch.schema.names or not shown.num_columns:
+        return shown
+    return shown.take(indices(np.arange(shown.num_rows)))
 
 
 @contextmanager
