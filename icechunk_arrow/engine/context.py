@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -12,6 +10,8 @@ from msgspec import Struct
 from icechunk_arrow.core.ids import ID_BYTES, encode_id
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.files import Files
+from icechunk_arrow.storage.chance import random_bytes
+from icechunk_arrow.storage.clock import now
 
 if TYPE_CHECKING:
     from icechunk_arrow.core.grid import Grid
@@ -36,12 +36,7 @@ class ArrayView(Struct, frozen=True, kw_only=True, eq=False):
 
 def new_id() -> str:
     """Make a fresh random id."""
-    return encode_id(os.urandom(ID_BYTES))
-
-
-def now() -> datetime:
-    """Tell the time, in UTC."""
-    return datetime.now(UTC)
+    return encode_id(random_bytes(ID_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,10 +5,11 @@ Owns what the caller is told. Counts come from what is known beforehand and the 
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from icechunk_arrow.storage import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,7 +120,7 @@ class Reporter:
     @contextmanager
     def stage(self, stage: str, total: Amount) -> Iterator[None]:
         """Describe the work of a block, and report on it."""
-        start = time.monotonic()
+        start = clock.seconds()
         most = 0.0
 
         def report(share: float) -> None:
@@ -127,7 +128,7 @@ class Reporter:
             most = share = max(most, share)  # a job may turn out to have more stages
             if self._call is not None:
                 done = total if share >= 1 else total.share(share)
-                elapsed = time.monotonic() - start
+                elapsed = clock.seconds() - start
                 self._call(
                     Progress(
                         stage=stage, done=done, total=total, elapsed_seconds=elapsed, share=share

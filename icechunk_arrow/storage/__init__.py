@@ -2,6 +2,7 @@
 
 In the order of imports:
 
+- ``clock``, ``chance``: what time it is, and random bytes; nothing else of the package asks for them
 - ``port``: what the engine asks of a place, and the rules of what may be asked; ``settings``: tries, time-outs
 - ``forked_children``: what a child of ``os.fork`` makes anew, or leaves alone
 - ``disk``, ``scratch``, ``local``: system calls, unfinished files, and objects as files; ``memory``: the reference

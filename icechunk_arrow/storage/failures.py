@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +20,8 @@ from icechunk_arrow.errors import (
     ReadOnlyError,
     StorageError,
 )
+from icechunk_arrow.storage import clock
+from icechunk_arrow.storage.chance import fraction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,9 +220,9 @@ def send(
             failure = classify(error)
             if failure.kind not in _WORTH_IT or tries >= settings.retry_tries:
                 raise RequestFailedError(failure, tries) from error
-            pause = pause_seconds(tries, settings, random.random())  # noqa: S311 - no secret
+            pause = pause_seconds(tries, settings, fraction())
             _logger.info("try %d failed (%s), again in %.2f s", tries, shown(failure.text), pause)
-        time.sleep(pause)
+        clock.pause(pause)
 
 
 def error_of(

@@ -8,10 +8,8 @@ loudly, so that engine tests find mistakes here first.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from bisect import insort
-from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,8 @@ from icechunk_arrow.errors import (
     StorageError,
 )
 from icechunk_arrow.storage.answers import Part, micros_of
+from icechunk_arrow.storage.chance import token
+from icechunk_arrow.storage.clock import now
 from icechunk_arrow.storage.forked_children import renew_in_forks, run_in_forks
 from icechunk_arrow.storage.port import (
     Capabilities,
@@ -39,11 +39,12 @@ from icechunk_arrow.storage.port import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
 
     from icechunk_arrow.storage.port import Token, Writable
 
 _CAPABILITIES = Capabilities(create=True, replace=True, limited_listing=True, fast=True)
-_PROCESS = secrets.token_hex(8)
+_PROCESS = token()
 _FEW = 64
 
 
@@ -106,7 +107,7 @@ class _Place:
         if key not in self.objects:
             folder, name = _split(key)
             self.folders.setdefault(folder, _Names()).add(name)
-        self.objects[key] = _Object(data, datetime.now(UTC))
+        self.objects[key] = _Object(data, now())
 
     def remove(self, key: str) -> None:
         if self.objects.pop(key, None) is None:

@@ -11,7 +11,6 @@ or without a code; a 409 says that another such request is under way, and asks f
 from __future__ import annotations
 
 import contextlib
-import secrets
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from icechunk_arrow.errors import (
     StorageError,
 )
 from icechunk_arrow.storage.answers import Intake, Part, Question, micros_of
+from icechunk_arrow.storage.chance import token
 from icechunk_arrow.storage.failures import Failure, Kind, RequestFailedError
 from icechunk_arrow.storage.fsspec import ConnectedStorage
 from icechunk_arrow.storage.port import (
@@ -232,7 +232,7 @@ class S3Storage(ConnectedStorage):
         """Find out whether conditions are heeded."""
         if ".amazonaws.com" in self._server()[0]:
             return self._capabilities(create=True, replace=True)
-        key = f".icechunk-arrow/probe-{secrets.token_hex(12)}"
+        key = f".icechunk-arrow/probe-{token()}"
         self._request("write", key, "put_object", **self._object(key), Body=b"probe")
         try:
             return self._capabilities(

@@ -15,13 +15,12 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from icechunk_arrow.errors import StorageError
-from icechunk_arrow.storage import disk
+from icechunk_arrow.storage import clock, disk
+from icechunk_arrow.storage.chance import token
 from icechunk_arrow.storage.disk import Descriptor
 from icechunk_arrow.storage.port import Capabilities, flat_pieces
 
@@ -127,15 +126,15 @@ class ScratchFolder:
         """Hold a lock; the system lifts it when its holder dies."""
         with self._opened() as folder:
             lock = Descriptor(os.open(f"{name}.lock", _LOCK_FILE, 0o666, dir_fd=folder))
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline = clock.seconds() + _LOCK_SECONDS
         pause = 0.0002
         try:  # around the taking too: an interrupt may come when it is ours and not yet known to be
             while not _try_lock(lock.fd):
-                if time.monotonic() > deadline:
+                if clock.seconds() > deadline:
                     raise OSError(
                         errno.ETIMEDOUT, f"another process held its lock for {_LOCK_SECONDS:.0f} s"
                     )
-                time.sleep(pause)
+                clock.pause(pause)
                 pause = min(pause * 2, 0.01)
             yield
         finally:
@@ -146,7 +145,7 @@ class ScratchFolder:
 
         Lock files are used again and stay.
         """
-        oldest = time.time() - _LEFT_OVER_SECONDS
+        oldest = clock.now().timestamp() - _LEFT_OVER_SECONDS
         with contextlib.suppress(OSError), self._opened() as folder:
             for name in filter(_UNFINISHED.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
@@ -209,7 +208,7 @@ def _new_file(folder: int) -> Iterator[tuple[str, Descriptor]]:
 
 
 def _fresh_name() -> str:
-    return f"unfinished-{secrets.token_hex(12)}"
+    return f"unfinished-{token()}"
 
 
 def _remove(folder: int, name: str) -> None:
