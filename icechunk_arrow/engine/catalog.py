@@ -265,6 +265,8 @@ class SequenceCatalog(Catalog):
         self._repository = repository
         self._new_id = new_id
         self._seen: dict[str, tuple[int, RefEntry]] = {}
+        self._made: dict[str, int] = {}
+        """By branch: the newest entry that was made through this handle."""
         self._lock = threading.Lock()
         renew_in_forks(self)
 
@@ -386,6 +388,8 @@ class SequenceCatalog(Catalog):
             with self._lock:
                 self._seen.pop(tip.branch, None)
             raise replaced(self._storage.url)
+        if self._made.get(tip.branch) == tip.position:  # late, it may stand in another repository
+            self.check_identity()
 
     def find_tip(self, branch: str) -> Tip | None:
         newest = self._find_newest(check_ref_name(branch))
@@ -401,6 +405,7 @@ class SequenceCatalog(Catalog):
         entry = RefEntry(snapshot=snapshot.id)
         if self._create(branch_key(tip.branch, number), entry):
             self._remember(tip.branch, (number, entry))
+            self._made[tip.branch] = number
             self._leave_hint(tip.branch, number, snapshot.id)
             self._storage.tidy()
             return _tip(tip.branch, number, entry)
@@ -424,8 +429,10 @@ class SequenceCatalog(Catalog):
         if newest is not None and not newest[1].deleted:
             raise taken
         entry = RefEntry(snapshot=snapshot.id, write_id=self._new_id())
-        if not self._create(branch_key(name, newest[0] + 1 if newest else 0), entry):
+        number = newest[0] + 1 if newest else 0
+        if not self._create(branch_key(name, number), entry):
             raise taken
+        self._made[name] = number
 
     def reset_branch(self, name: str, snapshot: SnapshotInfo, expected: str | None) -> None:
         self._append(name, snapshot.id, expected=expected, deleted=False)
@@ -447,6 +454,7 @@ class SequenceCatalog(Catalog):
                 snapshot=snapshot_id or tip.snapshot_id, write_id=self._new_id(), deleted=deleted
             )
             if self._create(branch_key(name, tip.position + 1), entry):
+                self._made[name] = tip.position + 1
                 self._leave_hint(name, tip.position + 1, entry.snapshot)
                 return
 

@@ -148,6 +148,39 @@ def test_foreign_entries_are_passed_over(tmp_path: Path) -> None:
     assert entry(tmp_path / "repo", 4).exists()
 
 
+class _Late(WrappedStorage):
+    """Has something happen just before an entry is created."""
+
+    happens: Callable[[], object] | None = None
+
+    def _run(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
+        if operation == "create" and self.happens is not None:
+            happens, self.happens = self.happens, None
+            happens()
+        return effect()
+
+
+def test_a_handle_that_was_late_once_is_not_late_for_ever(tmp_path: Path) -> None:
+    """Its own entry, which stands in another repository, does not tell it that the place is still its own."""
+    root = tmp_path / "repo"
+    with through(_Late):
+        stale = Repository.create(root)
+    written(stale, 1, "a")
+    session = stale.writable_session("main")
+    zarr.open_array(session.store, path="a")[...] = 2
+    storage = stale._context.storage
+    assert isinstance(storage, _Late)
+    storage.happens = lambda: remade(root, 1)
+    session.commit("a moment too late")
+    assert entry(root, 2).exists()
+
+    another = stale.writable_session("main")
+    zarr.open_array(another.store, path="a")[...] = 3
+    with pytest.raises(RepositoryNotFoundError, match="not there any more"):
+        another.commit("much too late")
+    assert not entry(root, 3).exists()
+
+
 def test_whoever_asks_where_a_branch_stands_passes_over_foreign_entries(tmp_path: Path) -> None:
     """Exports, comparisons and resets mean the snapshot that a session would read."""
     root = tmp_path / "repo"

@@ -168,7 +168,7 @@ class Actor:
         elif isinstance(error, ConflictError | AlreadyExistsError | RefNotFoundError):
             return
         elif isinstance(error, StorageError):
-            if suffered & {"fail", "lost", "late", "double"}:
+            if suffered & {"fail", "lost", "late", "double", "cut"}:
                 return
             if "clock says" in str(error) and self._world.faults.keys() & {"clock", "delay"}:
                 return
@@ -308,6 +308,8 @@ class Actor:
     # -- commits
 
     def _commit(self, op: Operation) -> None:
+        if not self._staged:
+            self._put({**op, "op": "put", "path": "/a"})
         session = self._session
         if session is None or not self._staged:
             return

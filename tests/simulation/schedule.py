@@ -64,6 +64,9 @@ class Schedule:
     """Whether the place says when something was written."""
     ordered: bool = True
     """Whether a listing stops at its limit."""
+    late_wipes: bool = False
+    """Whether a place may be made anew between somebody's last look and the entry that follows: no store does both
+    at once, so that the entry lands in a repository that is not its own."""
     switching: float = 0.2
     failing: float = 0.01
     kinds: tuple[str, ...] = FAULTS
@@ -151,8 +154,8 @@ SHAPE = 6
 """Chunks of each array."""
 
 WEIGHTS = {
-    "put": 30,
-    "commit": 18,
+    "put": 20,
+    "commit": 20,
     "begin": 6,
     "drop": 3,
     "create": 3,
@@ -178,9 +181,9 @@ def drawn(seed: int, catalog: str = "", operations: int = 0) -> Schedule:
     chosen = rng.choice(["branches", "branches", "state"])
     writers, readers = rng.choice([(3, 0), (3, 1), (2, 1), (4, 0)])
     weights = {name: weight * rng.choice([0, 1, 1, 2]) for name, weight in WEIGHTS.items()}
-    weights.update(put=30, commit=18)
+    weights.update(put=20, commit=20)
     of_reader = {"open": 5, "look": 8, "history": 3, "reopen": 1}
-    most = operations or rng.choice([8, 8, 10, 12])
+    most = operations or rng.choice([8, 8, 8, 10])
     actors = {}
     for number in range(writers + readers):
         mine = weights if number < writers else of_reader
@@ -229,6 +232,7 @@ def _operation(rng: Random, number: int, name: str) -> Operation:
             found |= {"path": rng.choice(["/", "/g"]), "value": number}
         case "commit":
             found |= {"rebase": rng.random() < 0.6, "tries": rng.choice([1, 1, 2, 3])}
+            found |= {"place": rng.randrange(SHAPE), "size": rng.choice(SIZES)}
         case "fork":
             places = rng.sample(range(SHAPE), rng.randint(2, 3))
             cut = rng.randint(1, len(places) - 1)

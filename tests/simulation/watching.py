@@ -79,13 +79,13 @@ class Watch:
         if entry.get("deleted"):
             self._move(branch, None)
             return
-        self._there(snapshot, is_first=(branch, number) == ("main", 0))
         facts = self.model.facts_of(snapshot)
         if (branch, number) == ("main", 0):
             self.identity = snapshot
         if facts["repository"] != self.identity:
             self.foreign += 1  # by one who began before the place was made anew; acknowledging looks at that
             return
+        self._there(snapshot, is_first=facts["parent"] is None)
         if "write_id" not in entry and number:
             if (facts["branch"], facts["sequence"]) != (branch, number):
                 raise Violation("identity", f"entry {number} of {branch} names {facts['branch']}'s {snapshot}")

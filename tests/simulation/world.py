@@ -59,6 +59,8 @@ class Thread:
         self.calls = 0
         self.suffered: set[str] = set()
         """What went wrong for this actor in the operation that it is at."""
+        self.is_publishing = False
+        """Whether it has looked a last time and not yet created its entry."""
         self.is_done = False
         self.waits_for: list[Thread] = []
         self.rng = Random(name)
@@ -81,12 +83,13 @@ class Thread:
         except BaseException as error:
             self.world.fail(error)
         finally:
-            self.is_done = True
+            self.is_done, self.is_publishing = True, False
             self.world.hand_on(self)
 
     def begin(self, step: int) -> None:
         """Begin an operation: ids that are drawn in it depend on nothing before."""
         self.step, self.calls, self.suffered = step, 0, set()
+        self.is_publishing = False
         self.rng = Random(f"{self.world.schedule.seed}/{self.name}/{step}")
 
     def wait(self, others: list[Thread]) -> None:
@@ -183,6 +186,16 @@ class World:
         """Keep what was found first."""
         if self.failure is None:
             self.failure = error
+
+    def let_publish(self) -> None:
+        """Let all others come out of the moment between their last look and their entry."""
+        thread = self.running
+        assert thread is not None
+        while True:
+            able = [e for e in self.threads.values() if e.is_publishing and e is not thread]
+            if not able:
+                return
+            self.give_to(thread, able[0])
 
     # -- calls
 
