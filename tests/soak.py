@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests.faults import flips
 from tests.replay.running import by_processes, in_turns
+from tests.simulation import running as simulation
 from tests.spark_session import spark_session
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ def _in_turns(catalog: str, folder: Path, seed: int, count: int) -> object:
     return in_turns(folder, seed, catalog=catalog, steps=3 * count)
 
 
+def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
+    figures = simulation.storm(seed * 1_000_000, count, catalog=catalog)
+    found = [(each.schedule.seed, str(each.failure)) for each in figures.failures]
+    assert not found, f"python -m tests.simulation --seed {found[0][0]} --schedules 1 tells more: {found}"
+    return figures
+
+
 STORMS: dict[str, Storm] = {
     **{
         f"flips of a {kind} through {way}": Storm(run=partial(_flip, kind, way))
@@ -69,6 +77,10 @@ STORMS: dict[str, Storm] = {
     **{
         f"histories by {name}, {catalog}": Storm(run=partial(run, catalog), count=300)
         for name, run in (("processes", _by_processes), ("writers in turns", _in_turns))
+        for catalog in ("branches", "state")
+    },
+    **{
+        f"simulated schedules, {catalog}": Storm(run=partial(_simulate, catalog), count=1000)
         for catalog in ("branches", "state")
     },
 }

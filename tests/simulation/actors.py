@@ -408,6 +408,10 @@ class Actor:
         wanted = None if op["do"] == "delete" else chosen
         if not self._is_stale and wanted not in self._watch.tips_since(name, self._begun):
             raise Violation("acknowledged", f"{name} was to be at {wanted} after {op['do']}")
+        if op["do"] == "expect" and not self._is_stale:
+            if history[0] not in self._watch.left_since(name, chosen, self._begun):
+                fact = f"{name} was moved to {chosen} and had not stood at {history[0]}"
+                raise Violation("expected", fact)
 
     def _tag(self, op: Operation) -> None:
         repo, name = self._open_repository(), op["tag"]

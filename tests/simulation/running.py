@@ -19,6 +19,7 @@ from icechunk_arrow.engine.catalog import SequenceCatalog
 from icechunk_arrow.storage import chance, clock
 from tests.simulation.actors import CONFIG, Actor, contents, perform
 from tests.simulation.model import SETUP, Attempt, Model
+from tests.simulation.planted import plant
 from tests.simulation.schedule import Dice, Schedule, Script, drawn
 from tests.simulation.storage import URL, Item, Shared, SimulatedStorage, worlds
 from tests.simulation.watching import Watch
@@ -106,7 +107,8 @@ def _image(catalog: str, number: int) -> dict[str, Item]:
             draws = iter(range(10**6))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(chance, "draw", lambda n: _drawn(f"{catalog}{number}", next(draws), n))
-                repo = Repository.create(URL, config=CONFIG, catalog=catalog)
+                Repository.create(URL, catalog=catalog)  # without settings: to read YAML takes long
+                repo = Repository.open(URL, config=CONFIG)
                 session = repo.writable_session("main")
                 for operation in SETUP:
                     perform(session, operation)
@@ -152,6 +154,10 @@ class Outcome:
         if self.failure is None:
             return ""
         return getattr(self.failure, "rule", type(self.failure).__name__)
+
+    def without_traceback(self) -> Outcome:
+        """The same for another process."""
+        return replace(self, failure=Violation(self.rule, str(self.failure)), trace=[])
 
     @property
     def digest(self) -> str:
@@ -343,22 +349,35 @@ class Figures:
         if outcome.failure is not None:
             self.failures.append(outcome)
 
+    def join(self, other: Figures) -> None:
+        """Count what others did, too."""
+        for name in ("schedules", "operations", "calls", "commits", "switches", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.faults.update(other.faults)
+        self.failures += other.failures
+
     def __str__(self) -> str:
         each = 1000 * self.seconds / max(self.schedules, 1)
         return (
             f"{self.schedules} schedules, {self.operations} operations, {self.calls} calls, "
             f"{self.commits} commits, {self.switches} switches, {self.faults.total()} faults "
-            f"{dict(sorted(self.faults.items()))}, {len(self.failures)} failures, {each:.0f} ms each"
+            f"{dict(sorted(self.faults.items()))}, {len(self.failures)} failures, {each:.0f} ms of a processor each"
         )
 
 
-def storm(seed: int, count: int, *, catalog: str = "", until_failure: bool = False) -> Figures:
+def storm(
+    seed: int, count: int, *, catalog: str = "", planted: str = "", until_failure: bool = False
+) -> Figures:
     """Run the schedules of so many seeds, one after the other."""
     figures, began = Figures(), time.process_time()
     with simulated():
-        for number in range(seed, seed + count):
-            figures.add(run(drawn(number, catalog)))
-            if until_failure and figures.failures:
-                break
+        for kind in ("branches", "state"):  # without what is planted
+            _image(kind, 0)
+            _image(kind, 1)
+        with plant(planted):
+            for number in range(seed, seed + count):
+                figures.add(run(drawn(number, catalog)))
+                if until_failure and figures.failures:
+                    break
     figures.seconds = time.process_time() - began
     return figures

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.world import Violation
@@ -193,6 +194,13 @@ class Watch:
     def tips_since(self, branch: str, tick: int) -> set[str | None]:
         """Where a branch stood at some time since a tick."""
         return _since(self.tips.get(branch, []), tick)
+
+    def left_since(self, branch: str, snapshot: str, tick: int) -> set[str | None]:
+        """From where a branch was moved to a snapshot since a tick."""
+        moves = self.tips.get(branch, [])
+        return {
+            before for (_, before), (when, after) in pairwise(moves) if after == snapshot and when >= tick
+        }
 
     def tags_since(self, name: str, tick: int) -> set[str | None]:
         """The same of a tag."""

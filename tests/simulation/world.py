@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from icechunk_arrow.storage.clock import Clock
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Died", "Over", "Process", "Thread", "Violation", "VirtualClock", "World"]
 
+MOST_CALLS = 5000
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -29,6 +30,10 @@ class Violation(AssertionError):  # noqa: N818 -- it is a finding
     def __init__(self, rule: str, fact: str) -> None:
         super().__init__(f"{rule}: {fact}")
         self.rule = rule
+        self.fact = fact
+
+    def __reduce__(self) -> tuple[type[Violation], tuple[str, str]]:
+        return Violation, (self.rule, self.fact)
 
 
 class Died(BaseException):  # noqa: N818 -- no error: nothing may catch it as one
@@ -225,6 +230,9 @@ class World:
         if thread.process.is_dead:
             raise Died
         self.tick += 1
+        if self.tick > MOST_CALLS:
+            self.fail(Violation("endless", f"{MOST_CALLS} calls, and {thread.name} is still at it"))
+            raise Over
         self.elapsed += timedelta(milliseconds=1)
         able = [e for e in self.threads.values() if e is not thread and e.can_go_on]
         decision = self._decide(point, method, [each.name for each in able]) or {}
@@ -281,6 +289,3 @@ class VirtualClock(Clock):
     def pause(self, seconds: float) -> None:
         self._world.elapsed += timedelta(seconds=seconds)
 
-
-def unused(*_: Any) -> None:
-    """Do nothing."""
