@@ -1,0 +1,31 @@
+"""``python -m tests.fuzzing --seed 1 --count 20000``: damage files, look, and print tables of what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.fuzzing.running import run
+from tests.fuzzing.samples import KINDS
+
+
+def main() -> int:
+    """Fuzz as told; 1 if something failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzzing", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    began = time.monotonic()
+    found = run(given.seed, given.count, kind=given.kind, workers=given.workers)
+    print(found.table())
+    print("\nrefused, by rule: " + ", ".join(f"{k} {v}" for k, v in sorted(found.rules.items())))
+    print(f"\nseed {given.seed}: {found.cases} files in {time.monotonic() - began:.0f} s")
+    print(found.told())
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

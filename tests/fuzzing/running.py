@@ -1,0 +1,227 @@
+"""Many cases, by processes that have little memory and not much time, and are replaced when they hang or die.
+
+Owns the processes, what is counted, and the tables that are printed.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.fuzzing.damage import Case
+from tests.fuzzing.judging import FAILED, OUTCOMES, REFUSED, judge
+from tests.fuzzing.rules import rule_of
+from tests.fuzzing.samples import KINDS, samples_of
+from tests.fuzzing.trees import UnfitError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["Result", "Run", "run", "try_case"]
+
+SPARE_BYTES = 512 << 20
+"""How much more memory than at the beginning a process may take: the default limit for a file, and some."""
+TIME_OUT_SECONDS = 30
+"""A case takes a tenth of a second; on a machine with other work, one."""
+BATCH = 25
+CASES_OF_A_PROCESS = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a number."""
+
+    number: int
+    case: Case
+    outcome: str
+    done: str = ""
+    """What was done to the file, by the mutations that it needs."""
+    told: str = ""
+
+
+@dataclass
+class Run:
+    """What came of many."""
+
+    seed: int
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """By kind, mutation and outcome; of two mutations the first."""
+    rules: Counter[str] = field(default_factory=Counter)
+    """How often what breaks a rule was refused."""
+    failures: list[Result] = field(default_factory=list)
+    cases: int = 0
+
+    def add(self, result: Result) -> None:
+        """Count a result."""
+        self.cases += 1
+        self.counts[result.case.kind, result.case.steps[0][0], result.outcome] += 1
+        if result.outcome == FAILED:
+            self.failures.append(result)
+        if result.outcome == REFUSED:
+            rule = rule_of(result.case)
+            if rule is not None:
+                self.rules[rule] += 1
+
+    def totals(self) -> dict[str, int]:
+        """How often each outcome was."""
+        found: Counter[str] = Counter()
+        for (_, _, outcome), count in self.counts.items():
+            found[outcome] += count
+        return {outcome: found[outcome] for outcome in OUTCOMES}
+
+    def table(self) -> str:
+        """Kind and mutation by outcome."""
+        lines = [f"{'kind':12} {'mutation':16} " + " ".join(f"{each:>10}" for each in OUTCOMES)]
+        for kind, way in sorted({(kind, way) for kind, way, _ in self.counts}):
+            numbers = " ".join(f"{self.counts[kind, way, each]:10}" for each in OUTCOMES)
+            lines.append(f"{kind:12} {way:16} {numbers}")
+        lines.append(f"{'all':29} " + " ".join(f"{each:10}" for each in self.totals().values()))
+        return "\n".join(lines)
+
+    def told(self) -> str:
+        """All failures, in words, of those that are alike one."""
+        alike: dict[str, list[Result]] = {}
+        for each in self.failures:
+            alike.setdefault(each.told[-70:], []).append(each)
+        return "\n".join(
+            f"{len(some)} times, first seed {self.seed} number {some[0].number}: {some[0].case.key} "
+            f"({some[0].case.kind} of {some[0].case.sample}), "
+            f"{', '.join(step[0] for step in some[0].case.steps)}: {some[0].done}\n    {some[0].told}"
+            for some in alike.values()
+        )
+
+
+def try_case(number: int, case: Case) -> Result | None:
+    """Judge a case; where it fails, give the smallest part of it that does. None where nothing can be done."""
+    try:
+        data, done = case.damage()
+    except UnfitError:
+        return None
+    verdict = judge(case.sample, case.kind, {case.key: data})
+    if verdict.outcome == FAILED:
+        for part in case.parts():
+            smaller = try_case(number, part)
+            if smaller is not None and smaller.outcome == FAILED:
+                return smaller
+    return Result(number=number, case=case, outcome=verdict.outcome, done=done, told=verdict.told)
+
+
+def _memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _work(seed: int, kind: str | None, numbers: Connection, answers: Connection) -> None:
+    for each in KINDS if kind is None else (kind,):  # what is loaded late is loaded now
+        for name in samples_of(each):
+            judge(name, each, {"x/none": None})
+    limit = _memory_bytes() + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    answers.send(("ready", None))
+    while True:
+        for number in numbers.recv():
+            answers.send(("begin", number))
+            answers.send(("end", try_case(number, Case.drawn(seed, number, kind))))
+        answers.send(("ready", None))
+
+
+class _Worker:
+    """One process, the numbers that it has, and since when it is silent."""
+
+    def __init__(self, seed: int, kind: str | None) -> None:
+        context = get_context("spawn")
+        theirs, self.numbers = context.Pipe(duplex=False)
+        self.answers, to_us = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=_work, args=(seed, kind, theirs, to_us), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        to_us.close()
+        self.given: deque[int] = deque()
+        self.current: int | None = None
+        self.done = 0
+        self.heard = time.monotonic() + 60  # to begin takes longer
+
+    def end(self) -> int | None:
+        """Stop the process."""
+        self.process.kill()
+        self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        self.numbers.close()
+        self.answers.close()
+        return code
+
+
+def run(
+    seed: int, count: int, *, kind: str | None = None, workers: int = 2, seconds: float | None = None
+) -> Run:
+    """Try so many damaged files, or until the time is over."""
+    found = Run(seed)
+    end = None if seconds is None else time.monotonic() + seconds
+    waiting = deque(range(count))
+    pool = [_Worker(seed, kind) for _ in range(min(workers, max(count // BATCH, 1)))]
+    try:
+        while pool:
+            ready = wait([each.answers for each in pool], timeout=1)
+            for worker in [*pool]:
+                if worker.answers in ready:
+                    lost = _hear(worker, waiting, found, end)
+                elif time.monotonic() - worker.heard > TIME_OUT_SECONDS:
+                    lost = f"it hangs: nothing was heard for {TIME_OUT_SECONDS} seconds"
+                else:
+                    continue
+                if lost is None:
+                    continue
+                pool.remove(worker)
+                code = worker.end()
+                if worker.current is not None:
+                    told = lost or f"the interpreter dies, exit code {code}"
+                    case = Case.drawn(seed, worker.current, kind)
+                    found.add(Result(number=worker.current, case=case, outcome=FAILED, told=told))
+                waiting.extendleft(reversed(worker.given))
+                if waiting and (end is None or time.monotonic() < end):
+                    pool.append(_Worker(seed, kind))
+    finally:
+        for worker in pool:
+            worker.end()
+    return found
+
+
+def _hear(worker: _Worker, waiting: deque[int], found: Run, end: float | None) -> str | None:
+    """Take one message of a worker; text where it is to be replaced."""
+    try:
+        what, said = worker.answers.recv()
+    except EOFError:
+        return ""
+    worker.heard = time.monotonic()
+    if what == "begin":
+        worker.current = said
+        worker.given.remove(said)
+    elif what == "end":
+        worker.current = None
+        worker.done += 1
+        if said is not None:
+            found.add(said)
+    else:
+        over = end is not None and time.monotonic() >= end
+        if over:
+            waiting.clear()
+        if not waiting or worker.done >= CASES_OF_A_PROCESS:
+            return ""
+        batch = [waiting.popleft() for _ in range(min(BATCH, len(waiting)))]
+        worker.given = deque(batch)
+        worker.numbers.send(batch)
+    return None
+
+
+def result_json(result: Result) -> dict[str, Any]:
+    """What is kept of a failure."""
+    case = result.case
+    return {"sample": case.sample, "kind": case.kind, "key": case.key, "steps": case.steps}
