@@ -19,7 +19,12 @@ from icechunk_arrow.core.columns import conform, empty_table, from_values, one_a
 from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.engine.history import check_parent
-from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_arrow.errors import (
+    CorruptFileError,
+    ObjectNotFoundError,
+    RetiredSnapshotError,
+    SnapshotNotFoundError,
+)
 from icechunk_arrow.formats import envelope, structure, transaction
 from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -148,7 +153,7 @@ def ref_table(context: Context) -> pa.Table:
     tagged = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
     pointed = [(name, snapshot) for name, snapshot in tagged if snapshot is not None]
     named = {snapshot: f"the tag {name!r}" for name, snapshot in pointed}
-    _check_there(storage, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips})
+    _check_there(context.files, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips})
     columns = [
         _texts(chain(["branch"] * len(tips), ["tag"] * len(pointed))),
         _texts(chain((tip.branch for tip in tips), (name for name, _ in pointed))),
@@ -163,18 +168,25 @@ def ref_table(context: Context) -> pa.Table:
     return table_of(METADATA_TABLES["refs"], columns)
 
 
-def _check_there(storage: Storage, named: Mapping[str, str]) -> None:
-    """Refuse a reference to nothing: nothing seals the few bytes that name a snapshot."""
+def _check_there(files: Files, named: Mapping[str, str]) -> None:
+    """Refuse a reference to nothing that the ledger knows: nothing seals the few bytes that name a snapshot."""
+    storage = files.storage
     keys = [key_of(FileKind.STRUCTURE, snapshot) for snapshot in named]
-    for key, name, there in zip(
-        keys, named.values(), _all(storage, storage.exists, keys), strict=True
+    for key, (snapshot, name), there in zip(
+        keys, named.items(), _all(storage, storage.exists, keys), strict=True
     ):
-        if not there:
+        if there:
+            continue
+        try:
+            files.read_facts(snapshot)
+        except RetiredSnapshotError:
+            continue
+        except SnapshotNotFoundError as error:
             raise CorruptFileError(
                 f"{name} points to a snapshot of which there is no {key}: what says so is damaged, or that "
                 f"file is gone. Restore it from a copy.",
                 key=key,
-            )
+            ) from error
 
 
 def operation_table(context: Context, snapshot_id: str) -> pa.Table:

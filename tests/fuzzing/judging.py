@@ -42,8 +42,8 @@ def expected(name: str, kind: str) -> dict[str, Answer]:
     """What is seen of a sound sample."""
     found = _look_all(sample(name), kind, {})
     for way, answer in found.items():
-        assert not answer.crash, f"{way} of the sound {name}: {answer.crash}"
-    found["commit"] = _without_id(found["commit"])
+        wrong = answer.crash or answer.refusal
+        assert not wrong, f"{way} of the sound {name}: {wrong}"
     return found
 
 
@@ -57,14 +57,12 @@ def _look_all(
     return found
 
 
-def _without_id(answer: Answer) -> Answer:
-    return answer
-
-
 def judge(name: str, kind: str, changes: Mapping[str, bytes | None]) -> Verdict:
     """Look at a sample in which files are others, and judge every answer."""
     before = expected(name, kind)
     after = _look_all(sample(name), kind, changes)
+    if kind == "config":
+        return _judge_config(before, after)
     others = []
     for way, answer in after.items():
         if answer.crash is not None:
@@ -80,6 +78,28 @@ def judge(name: str, kind: str, changes: Mapping[str, bytes | None]) -> Verdict:
         key = next(iter(changes))
         if not any(_names(text, key) for text in refusals):
             return Verdict(FAILED, f"nobody names {key}: {refusals[0]}")
+        return Verdict(REFUSED, refusals[0])
+    return Verdict(LEGITIMATE, ", ".join(others)) if others else Verdict(SAME)
+
+
+def _judge_config(before: Mapping[str, Answer], after: Mapping[str, Answer]) -> Verdict:
+    """No reader needs the file (R49); other settings are shown as such, and decide how a commit stores bytes."""
+    others, refusals = [], []
+    for way, answer in after.items():
+        if answer.crash is not None:
+            return Verdict(FAILED, f"{way}: {answer.crash}")
+        if way in {"read", "zarr"}:
+            if answer != before[way]:
+                return Verdict(FAILED, f"{way} needs the configuration: {answer.refusal or answer.value}"[:300])
+        elif answer.refusal is not None:
+            refusals.append(f"{way}: {answer.refusal}")
+        elif way == "commit":
+            wrong = _wrong_commit(after["read"].value, answer.value, kinds=False)
+            if wrong:
+                return Verdict(FAILED, f"commit: {wrong}")
+        elif answer != before[way]:
+            others.append(way)
+    if refusals:
         return Verdict(REFUSED, refusals[0])
     return Verdict(LEGITIMATE, ", ".join(others)) if others else Verdict(SAME)
 
@@ -114,7 +134,7 @@ def _illegitimate(
     return ""
 
 
-def _wrong_commit(read: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+def _wrong_commit(read: Mapping[str, Any], made: Mapping[str, Any], *, kinds: bool = True) -> str:
     """Say what a commit did beside what it was told to do."""
     tip = read["branches"]["main"]["snapshot"]
     if tip not in read["snapshots"]:
@@ -134,6 +154,10 @@ def _wrong_commit(read: Mapping[str, Any], made: Mapping[str, Any]) -> str:
             "bytes": NEW_BYTES.hex(),
         }
         wanted[path]["chunks"] = [chunks[index] for index in sorted(chunks)]
+    if not kinds:
+        for nodes in (found, wanted):
+            for node in nodes.values():
+                node["chunks"] = [(c["index"], c.get("bytes")) for c in node.get("chunks", ())]
     return "" if found == wanted else _difference(found, wanted)
 
 

@@ -41,8 +41,8 @@ TABLES = {
     "branch": ("refs", "snapshots"),
     "tag": ("refs", "snapshots"),
     "hint": ("refs",),
-    "ledger": ("refs", "snapshots"),
-    "ledger log": ("refs", "snapshots"),
+    "ledger": ("refs",),
+    "ledger log": ("refs",),
     "state": ("refs", "snapshots"),
     "config": ("config",),
 }

@@ -6,23 +6,28 @@ seed gives the same bytes each time.
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
 from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.formats.layout import parse_key
 from icechunk_arrow.storage.memory import MemoryStorage
-from tests.conformance.kit.workshop import Case, array_document, group_document
+from tests.conformance.kit.workshop import Case, Seal, array_document, group_document
 from tests.conformance.kit.writing import FOLDER
+from tests.fuzzing.sheets import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KINDS", "Sample", "keys_of_kind", "sample", "samples_of"]
+__all__ = ["KINDS", "Sample", "keys_of_kind", "padded", "sample", "samples_of"]
 
 KINDS = (
     "manifest",
@@ -71,6 +76,22 @@ class Sample:
                 place.put(key, data)
 
 
+ROOM_BYTES = 4096
+SETTINGS = {
+    "inline-chunk-threshold-bytes": 8,
+    "packed-chunk-threshold-bytes": 64,
+    "checksum-chunks": True,
+    "chunk-manifests": {
+        "sets": [
+            {"few": {"max-manifest-size": 50, "cardinality": 1, "overflow-to": "default"}},
+            {"default": {"max-manifest-size": 100, "split-along": 0}},
+        ],
+        "rules": [{"path": ".*/s", "metadata-chunks": [0, 5000], "target": "few"}],
+        "preload": {"max-manifest-size": 50, "max-manifests": 1, "arrays": [{"path": ".*"}]},
+    },
+}
+
+
 def _plain(case: Case) -> None:
     repo = case.create(inline_attributes_threshold_bytes=10)
     session = repo.writable_session("main")
@@ -105,7 +126,7 @@ def _plain(case: Case) -> None:
     repo.delete_tag("v0")
     hint = {"sequence": 2, "snapshot": repo.lookup_branch("main")}
     case.write("refs/branch.main/hint.json", json.dumps(hint).encode())
-    repo.save_config()
+    case.write("config.yaml", json.dumps(SETTINGS).encode())
 
 
 def _state(case: Case) -> None:
@@ -154,7 +175,39 @@ def sample(name: str) -> Sample:
         files = [path for path in sorted(root.rglob("*")) if path.is_file()]
         objects = {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
     objects = {key: data for key, data in objects.items() if parse_key(key) is not None}
+    if not name.startswith("refused/"):
+        objects = _with_room(objects)
     return Sample(name.replace("/", "-"), objects, _keys(objects))
+
+
+def _with_room(objects: dict[str, bytes]) -> dict[str, bytes]:
+    """Let manifests have room before their seals, so that a damaged one can have the size that is recorded."""
+    made = dict(objects)
+    sizes = {}
+    for key, data in objects.items():
+        if key.startswith("i/"):
+            made[key] = padded(data, len(data) + ROOM_BYTES)
+            sizes[key[2:]] = len(made[key])
+    for key, data in objects.items():
+        if key.startswith("s/"):
+            sheet = Sheet.of(data, key[2:-8], ())
+            cells = [entry for cell in sheet.column("inventories") for entry in cell or ()]
+            files = dict.fromkeys(entry["inventory_file"] for entry in cells)
+            facts = json.loads(dict(sheet.texts)["icechunk.snapshot"])
+            packed = np.array([sizes[file] for file in files], "<u8").tobytes()
+            facts["manifest_files"]["size_bytes"] = base64.b64encode(
+                pa.compress(packed, codec="zstd", asbytes=True)
+            ).decode()
+            texts = dict(sheet.texts) | {"icechunk.snapshot": json.dumps(facts)}
+            sheet.texts = list(texts.items())
+            made[key] = sheet.write()
+    return made
+
+
+def padded(data: bytes, size_bytes: int) -> bytes:
+    """Let a Parquet file have so many bytes, if it has fewer, by some that nobody reads."""
+    seal = Seal.of(data)
+    return replace(seal, body=seal.body + bytes(max(size_bytes - len(data), 0))).put_together()
 
 
 def _keys(objects: dict[str, bytes]) -> dict[str, tuple[str, ...]]:
