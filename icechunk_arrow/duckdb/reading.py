@@ -28,7 +28,7 @@ from icechunk_arrow.duckdb.definitions import (
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.errors import CorruptFileError, InvalidInputError
-from icechunk_arrow.formats import envelope
+from icechunk_arrow.formats import envelope, manifest
 from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
 from icechunk_arrow.storage.table_files import FileGroup, TableFiles
@@ -136,6 +136,8 @@ class SealedFiles:
                 needs = envelope.seal_needs(tail, size_bytes, key)
         folder, _, name = key.partition("/")
         sealed = envelope.open_seal(tail, size_bytes, FileKind(folder), file_id(name))
+        if sealed.key.startswith(FileKind.MANIFEST.value):
+            manifest.check_form(sealed)  # an engine would say what is wrong, and not of which file
         opened = _Opened(
             bounds=np.append(len(_BEGIN), sealed.row_group_ends.astype(np.int64)),
             crcs=sealed.row_group_crcs.copy(),

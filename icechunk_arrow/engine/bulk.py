@@ -33,7 +33,7 @@ from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.packing import PlainShape, choose_set
 from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.core.splits import axis_of, cuts
-from icechunk_arrow.engine.segments import Bulk
+from icechunk_arrow.engine.segments import Bulk, check_live
 from icechunk_arrow.engine.sorting import GridOrder, KeyedRows, Spill, concat, in_order, merge
 from icechunk_arrow.errors import InvalidInputError
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.inventory import Inventory
     from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
+    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.context import ArrayView
     from icechunk_arrow.engine.files import Files
     from icechunk_arrow.engine.manifest_writer import ManifestWriter
@@ -467,16 +468,27 @@ class BulkReferences:
         self._newest = array
 
     def add_manifests(
-        self, files: Files, view: ArrayView, inventory: Inventory, names: Sequence[str]
+        self,
+        files: Files,
+        view: ArrayView,
+        inventory: Inventory,
+        names: Sequence[str],
+        base: Snapshot | None = None,
     ) -> None:
-        """Take what some manifests hold of an array: of a chunk in two of them the later one is newer."""
+        """Take what some manifests hold of an array: of a chunk in two of them the later one is newer.
+
+        Those that are a snapshot's, ``base``, must hold what it says.
+        """
         columns = CHUNK_SCHEMA.names[1:]
         if (inventory.flags & np.uint16(HAS_STATISTICS)).any():
             columns.append(STATISTICS.name)
         entries = {entry.manifest: entry for entry in inventory}
         for name in names:
             entry = entries[name]
-            table = files.read_manifest(name).slice(entry.row, entry.row_count)
+            table = files.read_manifest(name)
+            if base is not None:
+                check_live(table, name, base)
+            table = table.slice(entry.row, entry.row_count)
             # by names alone: what comes back from the spill file does not say that columns are never null
             rows = pa.Table.from_pydict(columns_of(table, columns))
             for batch in rows.to_batches(self._settings.slice_rows):

@@ -20,6 +20,7 @@ from icechunk_arrow.engine.context import new_id, now
 from icechunk_arrow.engine.lookup import present_chunks
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import NOTHING_WRITTEN, last_files, plan_commit, rewritten
+from icechunk_arrow.engine.segments import check_live
 from icechunk_arrow.engine.sequences import together
 from icechunk_arrow.errors import InvalidInputError, StorageError
 
@@ -142,7 +143,9 @@ def _rewrite(context: Context, planned: CommitPlan) -> tuple[WrittenManifests, f
     with ManifestWriter(context.storage, new_id) as writer:
         for rewrite in planned.rewrites:
             read = context.files.read_manifest
-            tables = [read(name, coded=True) for name in rewrite.manifests]
+            tables = [
+                check_live(read(name, coded=True), name, planned.base) for name in rewrite.manifests
+            ]
             sparse = {
                 node_id: [one_array(rows_of_array(read(name), node_id)["coord"]) for name in names]
                 for node_id, names in rewrite.sparse.items()

@@ -32,6 +32,7 @@ from icechunk_arrow.core.manifest_columns import COLUMNS, About
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
 from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
+from icechunk_arrow.engine.segments import check_rows
 from icechunk_arrow.errors import ConflictError, CorruptFileError, InvalidInputError
 from icechunk_arrow.formats.layout import chunk_key
 
@@ -152,6 +153,7 @@ def _native_rows(context: Context, node: Node) -> Iterator[pa.Table]:
         if not entry.flags & HAS_NATIVE:
             continue
         rows = context.files.read_manifest(entry.manifest).slice(entry.row, entry.row_count)
+        check_rows(rows, node.id, entry)
         yield keep_rows(rows, kinds_of_rows(rows) == HAS_NATIVE)
 
 

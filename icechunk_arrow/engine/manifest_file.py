@@ -40,6 +40,8 @@ class ManifestFile:
 
     def __init__(self, sealed: Sealed, tail: bytes) -> None:
         self.sealed = sealed
+        manifest.check_form(sealed)
+        self._coord_leaf = sealed.columns.index("coord")
         rows = [sealed.metadata.row_group(i).num_rows for i in range(sealed.row_group_count)]
         self.group_starts: list[int] = [0, *accumulate(rows)]
         self._ranges: dict[int, tuple[bytes, bytes] | None] = {}
@@ -81,7 +83,7 @@ class ManifestFile:
         try:
             return self._ranges[group]
         except KeyError:
-            column = self.sealed.metadata.row_group(group).column(2)
+            column = self.sealed.metadata.row_group(group).column(self._coord_leaf)
             statistics = column.statistics if column.is_stats_set else None
             known = (
                 None

@@ -24,6 +24,7 @@ from icechunk_arrow.engine.context import ArrayView, new_id, now
 from icechunk_arrow.engine.history import tip_to_read
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes, WrittenManifests
+from icechunk_arrow.engine.segments import check_live
 from icechunk_arrow.errors import ConflictError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.manifest_settings import ManifestSet
     from icechunk_arrow.core.repacking import Repacking
-    from icechunk_arrow.core.snapshot import Node
+    from icechunk_arrow.core.snapshot import Node, Snapshot
     from icechunk_arrow.engine.context import Context
 
 __all__ = ["ManifestRewrite", "rewrite_manifests"]
@@ -83,7 +84,7 @@ def rewrite_manifests(
         if dry_run or not plan.replaced:
             return _report(plan, None, _estimate(plan, nodes))
         if done is None or not done[0] <= base.manifest_sizes.keys():
-            done = plan.replaced, _write(context, plan, nodes, shapes)
+            done = plan.replaced, _write(context, plan, base, shapes)
         planned = plan_commit(
             context,
             tip,
@@ -125,18 +126,19 @@ def _estimate(plan: Repacking, nodes: Mapping[int, Node]) -> int:
 def _write(
     context: Context,
     plan: Repacking,
-    nodes: Mapping[int, Node],
+    base: Snapshot,
     shapes: ArrayShapes,
 ) -> WrittenManifests:
+    nodes = {node.id: node for node in base.nodes() if node.is_array}
     with ExitStack() as stack:
         writers = [stack.enter_context(ManifestWriter(context.storage, new_id))]
         for members in plan.together:
-            table = _rows_of(context, [nodes[each] for each in members])
+            table = _rows_of(context, base, [nodes[each] for each in members])
             writers[0].write_planned(shapes.manifest(new_id(), table))
         for array_id, cut in plan.cut.items():
             for part in cut.parts:
                 writers.append(stack.enter_context(ManifestWriter(context.storage, new_id)))
-                _cut(context, nodes[array_id], cut.home, part, writers[-1])
+                _cut(context, base, nodes[array_id], cut.home, part, writers[-1])
         written = [writer.finish() for writer in writers]
     return WrittenManifests(
         entries=Inventory.united(each.entries for each in written),
@@ -144,24 +146,29 @@ def _write(
     )
 
 
-def _rows_of(context: Context, nodes: list[Node]) -> pa.Table:
+def _rows_of(context: Context, base: Snapshot, nodes: list[Node]) -> pa.Table:
     """Read all references of some arrays."""
     ids = np.array([node.id for node in nodes], np.uint32)
     names = sorted({name for node in nodes for name in node.inventories.names})
     parts = []
     for name in names:
-        table = context.files.read_manifest(name)
+        table = check_live(context.files.read_manifest(name), name, base)
         parts.append(keep_rows(table, np.isin(to_numpy(table["array_id"]), ids)))
     return concat_sorted(parts)
 
 
 def _cut(
-    context: Context, node: Node, home: ManifestSet, part: Sequence[str], writer: ManifestWriter
+    context: Context,
+    base: Snapshot,
+    node: Node,
+    home: ManifestSet,
+    part: Sequence[str],
+    writer: ManifestWriter,
 ) -> None:
     """Stream an array's rows of some manifests into others, cut along its grid."""
     view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
     layout = Layout.of(home, view)
     with BulkReferences(writer, lambda _: layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
         names = [name for name in node.inventories.names if name in part]
-        bulk.add_manifests(context.files, view, node.inventories, names)
+        bulk.add_manifests(context.files, view, node.inventories, names, base)
         bulk.finish()

@@ -26,11 +26,12 @@ from icechunk_arrow.core.chunks import (
     keep_rows,
     member_mask,
     ref_of_row,
+    rows_of_arrays,
 )
-from icechunk_arrow.core.columns import from_values, one_array
+from icechunk_arrow.core.columns import from_values, one_array, to_numpy
 from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.lookup import find_ref
-from icechunk_arrow.engine.manifest_file import wrong_file
+from icechunk_arrow.engine.manifest_file import rows_not_of, wrong_file
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import FileKind, key_of
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow.core.boxes import Boxes
     from icechunk_arrow.core.inventory import Inventory, InventoryEntry
+    from icechunk_arrow.core.snapshot import Snapshot
     from icechunk_arrow.engine.files import Files
 
     Mask = npt.NDArray[np.bool_]
@@ -328,6 +330,36 @@ def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np
     if not inside(entry.extent, points).all():
         raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
     return points
+
+
+def check_rows(table: pa.Table, array_id: int, entry: InventoryEntry) -> None:
+    """Check that rows are all that an entry says, and no others."""
+    if table.num_rows != entry.row_count or (to_numpy(table["array_id"]) != array_id).any():
+        raise wrong_file(key_of(FileKind.MANIFEST, entry.manifest), rows_not_of(array_id))
+    coordinates_within(table, entry)
+
+
+def check_live(table: pa.Table, name: str, base: Snapshot) -> pa.Table:
+    """Check that all rows of a manifest are those that a snapshot says, before they are written elsewhere.
+
+    What was written again from rows that nobody compared would be sound, and say something else.
+    """
+    entries = base.entries.chosen(base.entries.of_manifests([name]))
+    owners = base.rows.ids[entries.owners]
+    order = np.argsort(owners)
+    said = (owners, entries.rows, entries.row_counts)
+    found = rows_of_arrays(table)
+    for column, other in zip(found, said, strict=True):
+        if not np.array_equal(column, other[order]):
+            raise wrong_file(
+                key_of(FileKind.MANIFEST, name),
+                "its rows are not those of the arrays that it names",
+            )
+    for number, start, count in zip(
+        order.tolist(), *map(np.ndarray.tolist, found[1:]), strict=True
+    ):
+        coordinates_within(table.slice(start, count), entries[number])
+    return table
 
 
 def entry_tables(

@@ -54,6 +54,8 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
             raise CorruptFileError(
                 f"{sealed.key} has no column {field.name!r} of type {field.type}", key=sealed.key
             )
+        if table[field.name].null_count:
+            raise CorruptFileError(f"{sealed.key} has a row without {field.name!r}", key=sealed.key)
     return table.select(SCHEMA.names)
 
 

@@ -7,6 +7,7 @@ rows at a time and counted; what remains too much is refused before it is decode
 
 from __future__ import annotations
 
+from operator import ne
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -131,9 +132,23 @@ def _row_count(metadata: pq.FileMetaData, group: int) -> int:
 
 
 def column_names(metadata: pq.FileMetaData) -> tuple[str, ...]:
-    """Name the column that each leaf belongs to."""
+    """Name the column that each leaf belongs to.
+
+    Raises
+    ------
+    UnsoundParquetError
+        A column comes twice, or its name is no text.
+    """
     schema = metadata.schema
-    return tuple([schema.column(i).path.partition(".")[0] for i in range(metadata.num_columns)])
+    try:
+        paths = [schema.column(i).path for i in range(metadata.num_columns)]
+    except UnicodeDecodeError as error:
+        raise UnsoundParquetError(f"the name of a column is no text: {error}") from error
+    names = [path.partition(".")[0] for path in paths]
+    runs = sum(map(ne, names, names[1:])) + bool(names)
+    if len(set(paths)) < len(paths) or len(set(names)) < runs:
+        raise UnsoundParquetError("a column comes twice")
+    return tuple(names)
 
 
 def _bound(

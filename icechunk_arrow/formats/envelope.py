@@ -312,6 +312,10 @@ def _open(
         raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
     if metadata.num_row_groups != count:
         raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
+    try:
+        columns = column_names(metadata)
+    except UnsoundParquetError as error:
+        raise _damaged(key, str(error)) from error
     table = np.frombuffer(entries, _ENTRY)
     ends = [len(_PARQUET_MAGIC), *table["end"].tolist()]
     if any(map(ge, ends, ends[1:])) or ends[-1] > size_bytes - needs:
@@ -324,7 +328,7 @@ def _open(
         row_group_crcs=table["crc32c"],
         size_bytes=size_bytes,
         limit_bytes=limit_bytes,
-        columns=column_names(metadata),
+        columns=columns,
     )
     return sealed, parquet
 

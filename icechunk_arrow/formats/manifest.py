@@ -297,6 +297,12 @@ def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
         )
 
 
+_TYPES: dict[str, tuple[pa.DataType, ...]] = {
+    **{field.name: (field.type,) for field in (*SCHEMA, *CHUNK_SCHEMA, *STATISTICS_COLUMNS)},
+    "length": (pa.uint32(), pa.uint64()),
+}
+
+
 def _check_columns(sealed: Sealed) -> list[str]:
     """Check that a file has the columns it must have; give those that are kept in memory."""
     names = sealed.columns
@@ -304,6 +310,19 @@ def _check_columns(sealed: Sealed) -> list[str]:
         if name not in names:
             raise CorruptFileError(f"{sealed.key} has no column {name!r}", key=sealed.key)
     return [name for name in CHUNK_SCHEMA.names if name in names]
+
+
+def check_form(sealed: Sealed) -> None:
+    """Check that the columns of a manifest are there, and of the right types; in which order is all the same."""
+    found = sealed.metadata.schema.to_arrow_schema()
+    _check_columns(sealed)
+    for name, allowed in _TYPES.items():
+        if name in sealed.columns and found.field(name).type not in allowed:
+            raise CorruptFileError(
+                f"{sealed.key} has a wrong column {name!r}: it is {found.field(name).type}, not "
+                f"{allowed[0]}",
+                key=sealed.key,
+            )
 
 
 def decode(
@@ -318,6 +337,7 @@ def decode(
     With ``coded``, files' names are coded if they are in the file; there they are unless most rows have their own.
     """
     sealed = envelope.open_whole(data, KIND, identifier, limit_bytes)
+    check_form(sealed)
     names = sealed.columns
     table = envelope.read_rows(
         sealed,

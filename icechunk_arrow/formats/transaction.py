@@ -26,6 +26,7 @@ from icechunk_arrow.core.columns import (
     one_array,
     run_edges,
     to_numpy,
+    validity,
 )
 from icechunk_arrow.core.json_values import decode_strict_json
 from icechunk_arrow.core.log import (
@@ -64,6 +65,7 @@ __all__ = [
     "KIND",
     "OPERATIONS",
     "SCHEMA",
+    "check_rows",
     "decode",
     "encode",
     "read_rows",
@@ -93,6 +95,30 @@ EFFECTS = {
 """What each operation of a commit does to values, in the order of the operations."""
 OPERATIONS = tuple(EFFECTS)
 _OF_CHUNKS = OPERATIONS[OPERATIONS.index("truncate_chunks") : OPERATIONS.index("take_source")]
+
+_OF_NODES = ("node_id", "node_type", "path")
+_AT_ONCE = ("manifest", "extent", "chunk_count")
+_MORE = {
+    "snapshot": ("snapshot",),
+    "move_node": ("from_path",),
+    "update_metadata": ("keys",),
+    "update_attributes": ("keys",),
+    "resize_array": ("shape_before", "shape_after"),
+    "truncate_chunks": ("extent",),
+    "delete_chunks": ("extent", "chunk_count"),
+    "shift_chunks": ("chunk_offset",),
+    "write_chunks": _AT_ONCE,
+    "write_chunk": ("coord",),
+    "delete_chunk": ("coord",),
+    "relocate_chunks": _AT_ONCE,
+    "annotate_chunks": _AT_ONCE,
+    "take_source": ("location",),
+}
+_NEEDED = {
+    word: (*(() if word in {"snapshot", "take_source"} else _OF_NODES), *_MORE.get(word, ()))
+    for word in OPERATIONS
+}
+"""Columns of which the rows of an operation have a value each."""
 
 SCHEMA = pa.schema(
     [
@@ -374,6 +400,16 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
         raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
 
 
+def check_rows(key: str, table: pa.Table) -> None:
+    """Check the order of a log's rows, and that each has what its operation needs, for whoever shows them all."""
+    try:
+        _Rows(table)
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(f"{key}: {error}", key=key) from error
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
+
+
 class _Rows:
     """The rows of a log that is read: those that name one chunk stay columns, however many they are."""
 
@@ -397,6 +433,19 @@ class _Rows:
         self._table = table.filter(from_numpy(known, pa.bool_())) if unknown.any() else table
         self._ranks = ranks[known]
         self._check_order()
+        self._check_needed()
+
+    def _check_needed(self) -> None:
+        """Refuse a row that lacks a value which its operation needs."""
+        for rank in np.unique(self._ranks).tolist():
+            places = None
+            for name in _NEEDED.get(OPERATIONS[rank], ()):
+                column = self._table[name]
+                if not column.null_count:
+                    continue
+                places = np.flatnonzero(self._ranks == rank) if places is None else places
+                if not validity(one_array(column))[places].all():
+                    raise ValueError(f"a row of {OPERATIONS[rank]!r} has no {name!r}")
 
     def _check_order(self) -> None:
         """Rows are in the order of operations, those on chunks by array."""

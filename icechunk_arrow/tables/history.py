@@ -153,7 +153,9 @@ def ref_table(context: Context) -> pa.Table:
     tagged = zip(tags, _all(storage, catalog.find_tag, tags), strict=True)
     pointed = [(name, snapshot) for name, snapshot in tagged if snapshot is not None]
     named = {snapshot: f"the tag {name!r}" for name, snapshot in pointed}
-    _check_there(context.files, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips})
+    _check_there(
+        context.files, named | {tip.snapshot_id: f"the branch {tip.branch!r}" for tip in tips}
+    )
     columns = [
         _texts(chain(["branch"] * len(tips), ["tag"] * len(pointed))),
         _texts(chain((tip.branch for tip in tips), (name for name, _ in pointed))),
@@ -208,6 +210,7 @@ def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
             key=key,
         ) from error
     _, table = transaction.read_rows(data, snapshot_id, files.decode_limit_bytes)
+    transaction.check_rows(key, table)
     try:
         return _operations(table, snapshot_id)
     except (KeyError, TypeError, AssertionError, pa.ArrowInvalid) as error:

@@ -10,28 +10,33 @@ import re
 import traceback
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import zarr
 
 import icechunk_arrow
 import icechunk_arrow.duckdb
 from icechunk_arrow import IcechunkArrowError, Repository
+from icechunk_arrow.core import coords
 from icechunk_arrow.engine.files import find_ledger
-from icechunk_arrow.storage.memory import MemoryStorage
+from icechunk_arrow.formats import transaction
+from icechunk_arrow.formats.layout import FileKind, key_of
+from tests.conformance.foreign import second_reader
 from tests.conformance.kit import reading
 from tests.conformance.kit.workshop import group_document
 from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from icechunk_arrow import Session
 
-__all__ = ["LOOKS", "TABLES", "Answer", "look"]
+__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "Answer", "look", "operation_of"]
 
 TABLES = {
     "manifest": ("manifests",),
@@ -65,6 +70,8 @@ class Answer:
     value: Any = None
     refusal: str | None = None
     crash: str | None = None
+    engine: str | None = None
+    """An error of DuckDB's own, which names no file."""
 
 
 @cache
@@ -104,8 +111,90 @@ def read(url: str, kind: str) -> Any:  # noqa: ARG001 -- everything is read, wha
         for snapshot in reading._kept_ancestors(repo, found["ledger"] or {}, tip):
             if snapshot in found["snapshots"]:
                 break
-            found["snapshots"][snapshot] = reading._snapshot(repo, snapshot)
+            found["snapshots"][snapshot] = _snapshot(repo, snapshot)
     return json.loads(json.dumps(found))
+
+
+def _snapshot(repo: Repository, identifier: str) -> dict[str, Any]:
+    """All of a snapshot, in the form of the conformance kit."""
+    facts = repo._context.files.read_facts(identifier)
+    return {
+        "parent": facts.parent_id,
+        **reading._facts(facts),
+        "history": [each.id for each in facts.history],
+        "nodes": _nodes(repo, identifier),
+        "operations": None if facts.parent_id is None else _operations(repo, identifier),
+    }
+
+
+def _nodes(repo: Repository, identifier: str) -> dict[str, Any]:
+    session = repo.readonly_session(snapshot_id=identifier)
+    nodes = {}
+    for path in session.node_paths():
+        node = session.find_node(path)
+        assert node is not None
+        nodes[path] = {"id": node.id, "document": reading._document(session, path)}
+        if node.is_array:
+            nodes[path]["chunks"] = list(_chunks(session, path))
+    return nodes
+
+
+def _chunks(session: Session, path: str) -> Iterator[dict[str, Any]]:
+    """Chunks as they are listed; where there may be few each is asked for too, and must be found alike."""
+    rows = [row for batch in session.chunk_references(path) for row in plain_rows(batch)]
+    rows.sort(key=lambda row: list(row["index"]))
+    view = session.get_array(path)
+    counts = view.grid.chunk_counts
+    if prod(counts) <= reading.MOST_ASKED:
+        there = [each for each in product(*map(range, counts)) if session.find_chunk(view, each)]
+        listed = [tuple(row["index"]) for row in rows]
+        assert there == listed, f"{path} has {listed}, and asked one by one {there}"
+    for row in rows:
+        chunk: dict[str, Any] = {name: row[name] for name in ("index", "kind", "length")}
+        if row["kind"] != "inline":
+            chunk |= {"location": row["location"], "offset": row["offset"]}
+        for name in ("etag", "crc32c", "last_modified"):
+            if row[name] is not None:
+                chunk[name] = row[name]
+        if row["kind"] != "virtual":
+            ref = session.find_chunk(view, tuple(row["index"]))
+            assert ref is not None
+            chunk |= reading._said(bytes(session.read_chunk(ref, 0, row["length"])))
+        yield chunk
+
+
+def plain_rows(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """Give rows as values; times as numbers, since not every time is a date of Python's."""
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type):
+            rows = rows.set_column(place, field.name, rows.column(place).cast(pa.int64()))
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def _operations(repo: Repository, identifier: str) -> list[dict[str, Any]]:
+    """What a log says, of each operation what belongs to it (R34: values in other columns are ignored)."""
+    files = repo._context.files
+    log = files.read_log(identifier)
+    assert len(log.names) >= 0
+    data = files.storage.get(key_of(FileKind.TRANSACTION, identifier))
+    _, table = transaction.read_rows(data, identifier)
+    rows = plain_rows(table)[1:]
+    return [operation_of(row) for row in rows if row["operation"] in transaction.EFFECTS]
+
+
+def operation_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Give what the table of operations in the specification gives one."""
+    names = {"operation", "effect", *second_reader.NEEDED.get(row["operation"], _OF_A_SOURCE)}
+    if row["operation"] in second_reader.NEEDED:
+        names |= {"node_id", "node_type", "path"}
+    found = {name: row[name] for name in sorted(names) if row.get(name) is not None}
+    if isinstance(found.get("coord"), bytes):
+        found["coord"] = list(coords.decode_one(found["coord"]))
+    return found
+
+
+_OF_A_SOURCE = ("location", "etag", "last_modified", "size_bytes")
 
 
 def through_zarr(url: str, kind: str) -> Any:  # noqa: ARG001
@@ -135,7 +224,9 @@ def _through_zarr(store: Any, path: str) -> list[Any]:
     found = [json.dumps(node.attrs.asdict()), str(node.dtype), node.shape]
     many = 50 * _MOST_VALUES if node.ndim == 1 else _MOST_VALUES
     if prod(node.shape) <= many and prod(node.chunks) <= _MOST_VALUES and path not in _VIRTUAL:
-        found.append(np.asarray(node[:5] if node.ndim == 1 and len(node) > 50 else node[...]).tobytes())
+        found.append(
+            np.asarray(node[:5] if node.ndim == 1 and len(node) > 50 else node[...]).tobytes()
+        )
     return found
 
 
@@ -156,7 +247,7 @@ def _passed_through_us(error: BaseException) -> bool:
 def through_tables(url: str, kind: str) -> Any:
     """Make the tables that a kind of file shows itself in."""
     session = opened(url).readonly_session("main")
-    return {name: _sorted(session.table(name).to_pylist()) for name in TABLES[kind]}
+    return {name: _sorted(plain_rows(session.table(name))) for name in TABLES[kind]}
 
 
 def through_duckdb(url: str, kind: str) -> Any:
@@ -165,7 +256,7 @@ def through_duckdb(url: str, kind: str) -> Any:
     icechunk_arrow.duckdb.attach(con, url, "r")
     try:
         found = {
-            name: _sorted(con.sql(f"FROM r.{name}").to_arrow_table().to_pylist())
+            name: _sorted(plain_rows(con.sql(f"FROM r.{name}").to_arrow_table()))
             for name in VIEWS.get(kind, ("refs",))
         }
     finally:
@@ -199,8 +290,8 @@ def commit(url: str, kind: str) -> Any:  # noqa: ARG001
     made = session.commit("committed upon")
     repo = opened(url)
     assert repo.lookup_branch("main") == made, "the commit is not where the branch stands"
-    found = json.loads(json.dumps(reading._snapshot(repo, made)))
-    return {"nodes": found["nodes"], "where": where, "parent": found["parent"]}
+    nodes = json.loads(json.dumps(_nodes(repo, made)))
+    return {"nodes": nodes, "where": where, "parent": repo.lookup_snapshot(made).parent_id}
 
 
 LOOKS: dict[str, Callable[[str, str], Any]] = {
@@ -223,8 +314,13 @@ def look(name: str, url: str, kind: str) -> Answer:
             ours, others = error.split(IcechunkArrowError)
             if others is None and ours is not None:
                 return _refusal(ours.exceptions[0])
-        if isinstance(error, duckdb.Error) and _names_a_file(str(error)):
-            return Answer(refusal=f"through DuckDB: {error}")  # an engine passes on texts alone
+        if isinstance(error, duckdb.Error):  # an engine passes on texts alone
+            text = str(error)
+            found = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2]) or re.search(
+                ".*", text
+            )
+            said = f"through DuckDB: {found[0] if found else text}"
+            return Answer(refusal=said) if _names_a_file(said) else Answer(engine=said)
         return Answer(crash=_told(error))
     except BaseException as error:
         return Answer(crash=_told(error))
@@ -247,8 +343,3 @@ def _told(error: BaseException) -> str:
         f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames)
     )
     return f"{type(error).__module__}.{type(error).__name__}: {str(error)[:300]} ({where})"
-
-
-def exists(url: str) -> bool:
-    """Whether anything is there at all."""
-    return any(MemoryStorage(url.partition("//")[2]).list(limit=1))

@@ -137,9 +137,7 @@ class _Worker:
         context = get_context("spawn")
         theirs, self.numbers = context.Pipe(duplex=False)
         self.answers, to_us = context.Pipe(duplex=False)
-        self.process = context.Process(
-            target=_work, args=(seed, kind, theirs, to_us), daemon=True
-        )
+        self.process = context.Process(target=_work, args=(seed, kind, theirs, to_us), daemon=True)
         self.process.start()
         theirs.close()
         to_us.close()
@@ -160,7 +158,12 @@ class _Worker:
 
 
 def run(
-    seed: int, count: int, *, kind: str | None = None, workers: int = 2, seconds: float | None = None
+    seed: int,
+    count: int,
+    *,
+    kind: str | None = None,
+    workers: int = 2,
+    seconds: float | None = None,
 ) -> Run:
     """Try so many damaged files, or until the time is over."""
     found = Run(seed)

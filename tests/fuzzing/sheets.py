@@ -124,7 +124,19 @@ class Sheet:
 
 # -- values of Arrow, by their type
 
-_BYTES = (b"", b"\0", b"\x01", b"\x3f", b"\x40\x01", b"\x40\x40", b"\xff", b"{}", b"[]", b"{", b"null")
+_BYTES = (
+    b"",
+    b"\0",
+    b"\x01",
+    b"\x3f",
+    b"\x40\x01",
+    b"\x40\x40",
+    b"\xff",
+    b"{}",
+    b"[]",
+    b"{",
+    b"null",
+)
 _BYTES = (*_BYTES, b"\xc0\x00\x00\x00\x00\x00\x00\x01", b'{"a":1,"a":2}', b'{"a":NaN}', b"x" * 2000)
 
 
@@ -372,7 +384,10 @@ def _fitted(arrow_type: pa.DataType, value: Any) -> Any:  # noqa: PLR0911 -- one
     if value is None:
         return None
     if _is_list(arrow_type):
-        return [_fitted(arrow_type.value_type, each) for each in (value if isinstance(value, list) else [value])]
+        return [
+            _fitted(arrow_type.value_type, each)
+            for each in (value if isinstance(value, list) else [value])
+        ]
     if pa.types.is_struct(arrow_type):
         of = value if isinstance(value, dict) else {}
         members = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
@@ -419,7 +434,10 @@ def change_text(sheet: Sheet, draw: Random) -> str:
 def change_form(sheet: Sheet, draw: Random) -> str:
     """Write the same rows in another form: compression, encoding, pages, row groups."""
     ways: list[tuple[str, dict[str, Any]]] = [
-        *(("compression", {"compression": each}) for each in ("none", "snappy", "gzip", "lz4", "brotli")),
+        *(
+            ("compression", {"compression": each})
+            for each in ("none", "snappy", "gzip", "lz4", "brotli")
+        ),
         ("dictionaries", {"use_dictionary": True}),
         ("pages of version 2", {"data_page_version": "2.0"}),
         ("tiny pages", {"data_page_size": 1, "write_batch_size": 1}),

@@ -68,11 +68,29 @@ def _set(owner: Any, place: int, value: Any) -> None:
     owner[place] = (owner[place][0], value) if isinstance(owner, Members) else value
 
 
-NUMBERS = (0, 1, -1, 2, 15, 16, 17, 63, 64, 255, 1 << 16, (1 << 31) - 1, 1 << 32, 1 << 53, (1 << 63) - 1)
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    15,
+    16,
+    17,
+    63,
+    64,
+    255,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 53,
+    (1 << 63) - 1,
+)
 NUMBERS = (*NUMBERS, 1 << 63, 1 << 64, -(1 << 63), 10**30)
 OTHERS = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, "", "x", "0", [], [None], [[]]),
-    *map(Raw, ("{}", "NaN", "Infinity", "-Infinity", "-0", "-0.0", "1e999", "1.0", "01", "{", "nul")),
+    *map(
+        Raw, ("{}", "NaN", "Infinity", "-Infinity", "-0", "-0.0", "1e999", "1.0", "01", "{", "nul")
+    ),
     *(Raw('"\\ud800"'), Raw('"\\u0000"'), Raw("9" * 5000), Raw("[" * 2000 + "]" * 2000)),
 )
 WORDS = ("", " ", "/", "..", "a\0b", "\u00e9", "x" * 300, "main", "../x", "state", "null")

@@ -782,6 +782,10 @@ class Repository:
 
     def operation(self, key: str, row: dict[str, Any]) -> dict[str, Any]:
         found = {k: v for k, v in row.items() if v is not None and k != "id"}
+        if "coord" not in NEEDED.get(row["operation"], ()):
+            found.pop("coord", None)
+        if "manifest" not in NEEDED.get(row["operation"], ()):
+            found.pop("manifest", None)
         if "coord" in found:
             rank = count_indexes(found["coord"])
             found["coord"] = [*indexes(key, found["coord"], rank)]
