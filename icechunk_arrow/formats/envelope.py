@@ -298,7 +298,7 @@ def _open(
     at_hand = tail if len(tail) == size_bytes else _PARQUET_MAGIC + footer
     try:
         parquet = _reader(pa.BufferReader(at_hand))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _damaged(key, f"its footer is none: {error}") from error
     metadata = parquet.metadata
     if metadata.num_columns > _MAX_COLUMNS:

@@ -402,7 +402,7 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
         sealed.budget.check(table.nbytes + ENTRY_BYTES * len(inventories.values))
         entries = read_entries(inventories)
         extensions = _decode_extensions(sealed)
-    except (KeyError, ValueError, TypeError, pa.ArrowNotImplementedError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, pa.ArrowNotImplementedError) as error:
         raise _unsound(sealed.key, error) from error
     numbers = facts_format.decode_numbers(
         document,

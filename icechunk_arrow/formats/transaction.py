@@ -403,7 +403,9 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
 def check_rows(key: str, table: pa.Table) -> None:
     """Check the order of a log's rows, and that each has what its operation needs, for whoever shows them all."""
     try:
-        _Rows(table)
+        rows = _Rows(table)
+        for operation in ("write_chunk", "delete_chunk"):
+            rows.singles(operation)
     except UnsupportedFormatError as error:
         raise UnsupportedFormatError(f"{key}: {error}", key=key) from error
     except (KeyError, ValueError, IndexError, TypeError) as error:

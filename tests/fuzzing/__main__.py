@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from tests.fuzzing.rules import REQUIRED, refused_of_the_kit
 from tests.fuzzing.running import run
 from tests.fuzzing.samples import KINDS
 
@@ -21,10 +22,15 @@ def main() -> int:
     began = time.monotonic()
     found = run(given.seed, given.count, kind=given.kind, workers=given.workers)
     print(found.table())
-    print("\nrefused, by rule: " + ", ".join(f"{k} {v}" for k, v in sorted(found.rules.items())))
+    of_kit = refused_of_the_kit()
+    print(f"\n{'rule':6} {'of these files':>14} {'of the kit':>12}   refused")
+    for rule in sorted({*REQUIRED, *found.rules}, key=lambda each: int(each[1:])):
+        print(f"{rule:6} {found.rules[rule]:14} {len(of_kit.get(rule, ())):12}")
+    missed = [rule for rule in REQUIRED if not (of_kit[rule] or found.rules[rule])]
+    print(f"rules that were not hit: {', '.join(missed) or 'none'}")
     print(f"\nseed {given.seed}: {found.cases} files in {time.monotonic() - began:.0f} s")
     print(found.told())
-    return 1 if found.failures else 0
+    return 1 if found.failures or missed else 0
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def _passed_through_us(error: BaseException) -> bool:
 def through_tables(url: str, kind: str) -> Any:
     """Make the tables that a kind of file shows itself in."""
     session = opened(url).readonly_session("main")
-    return {name: _sorted(plain_rows(session.table(name))) for name in TABLES[kind]}
+    return {name: _sorted(_shown(name, session.table(name))) for name in TABLES[kind]}
 
 
 def through_duckdb(url: str, kind: str) -> Any:
@@ -256,12 +256,22 @@ def through_duckdb(url: str, kind: str) -> Any:
     icechunk_arrow.duckdb.attach(con, url, "r")
     try:
         found = {
-            name: _sorted(plain_rows(con.sql(f"FROM r.{name}").to_arrow_table()))
+            name: _sorted(_shown(name, con.sql(f"FROM r.{name}").to_arrow_table()))
             for name in VIEWS.get(kind, ("refs",))
         }
     finally:
         icechunk_arrow.duckdb.detach(con, "r")
     return found
+
+
+def _shown(name: str, rows: pa.Table) -> list[Any]:
+    """Give the rows of a table; of operations what belongs to each, as the table has rows as they stand (R34)."""
+    if name != "operations":
+        return plain_rows(rows)
+    belong = {"ordinal", "snapshot", "shape_before", "shape_after"}
+    return [
+        operation_of(row) | {name: row[name] for name in sorted(belong)} for row in plain_rows(rows)
+    ]
 
 
 def _sorted(rows: list[Any]) -> list[str]:

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
+
+from tests.conformance.kit.writing import FOLDER
+from tests.fuzzing.looks import LOOKS, look
+from tests.fuzzing.samples import sample
 
 if TYPE_CHECKING:
     from tests.fuzzing.damage import Case
 
-__all__ = ["rule_of"]
+__all__ = ["REQUIRED", "refused_of_the_kit", "rule_of"]
+
+_CASES = sorted(path.parent.name for path in FOLDER.glob("refused/*/error.json"))
+REQUIRED = sorted({name.partition("-")[0] for name in _CASES}, key=lambda rule: int(rule[1:]))
+"""Rules that a reader must check, as the conformance kit has them."""
+
+
+def refused_of_the_kit() -> dict[str, list[str]]:
+    """By rule, the cases of the kit that are refused with an error that names a file it may name."""
+    found: dict[str, list[str]] = {rule: [] for rule in REQUIRED}
+    for name in _CASES:
+        of = sample(f"refused/{name}")
+        error = json.loads((FOLDER / "refused" / name / "error.json").read_text())
+        keys = [error["key"], *error["also"]]
+        stems = [key.rpartition("/")[2].partition(".")[0] for key in keys if key[1] == "/"]
+        of.lay_out()
+        for way in LOOKS:
+            answer = look(way, of.url, "structure")
+            if answer.refusal and any(each in answer.refusal for each in [*keys, *stems]):
+                found[error["rule"]].append(name)
+                break
+    return found
 
 _RULES = {
     ("manifest", "rows' order"): "R24",

@@ -159,7 +159,7 @@ def another(arrow_type: pa.DataType, value: Any, draw: Random, names: tuple[str,
     if pa.types.is_floating(arrow_type):
         return draw.choice([0.0, -0.0, 1.0, float("nan"), float("inf"), -1e300])
     if pa.types.is_timestamp(arrow_type):
-        return draw.choice([0, 1, (1 << 62), -1])
+        return draw.choice([0, 1, 1 << 53, 253_402_300_799_000_000, -1])
     if value is None and _is_list(arrow_type):
         return []
     raise UnfitError
