@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.faults import flips
+from tests.fuzzing import running as fuzzing
+from tests.fuzzing.samples import KINDS
 from tests.replay.running import by_processes, in_turns
 from tests.simulation import running as simulation
 from tests.spark_session import spark_session
@@ -63,6 +65,12 @@ def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     return figures
 
 
+def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
+    found = fuzzing.run(seed, count, kind=kind)
+    assert not found.failures, found.told()
+    return found.totals()
+
+
 STORMS: dict[str, Storm] = {
     **{
         f"flips of a {kind} through {way}": Storm(run=partial(_flip, kind, way))
@@ -73,6 +81,10 @@ STORMS: dict[str, Storm] = {
     **{
         f"flips of a {kind} through spark": Storm(run=partial(_flip_for_spark, kind), count=100)
         for kind in ("manifest", "large manifest", "structure", "log")
+    },
+    **{
+        f"sealed files of kind {kind}": Storm(run=partial(_fuzz, kind), count=1000)
+        for kind in KINDS
     },
     **{
         f"histories by {name}, {catalog}": Storm(run=partial(run, catalog), count=300)

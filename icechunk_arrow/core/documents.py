@@ -185,7 +185,10 @@ def join_document(
     """
     document = _usual_document(columns)
     if attributes_json is not None:
-        document["attributes"] = decode_json(attributes_json)
+        attributes = decode_json(attributes_json)
+        if not isinstance(attributes, dict):
+            raise ValueError(f"attributes must be an object, not {kind_of(attributes)}")
+        document["attributes"] = attributes
     if extension is not None:
         for name in extension["unset"]:
             del document[name]

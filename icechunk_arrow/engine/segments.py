@@ -329,7 +329,19 @@ def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np
         raise wrong_file(key, str(error)) from None
     if not inside(entry.extent, points).all():
         raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
+    if not _rise(points):
+        raise wrong_file(key, "its rows are not sorted, or it names a chunk twice")
     return points
+
+
+def _rise(points: npt.NDArray[np.uint64]) -> bool:
+    """Whether each point stands behind the one before, in C order."""
+    behind = np.zeros(max(len(points) - 1, 0), np.bool_)
+    same = ~behind
+    for column in points.T:
+        behind |= same & (column[1:] > column[:-1])
+        same &= column[1:] == column[:-1]
+    return bool(behind.all())
 
 
 def check_rows(table: pa.Table, array_id: int, entry: InventoryEntry) -> None:

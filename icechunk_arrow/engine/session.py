@@ -201,10 +201,23 @@ class BaseSession(OfOneProcess, ABC):
                 node = staging.find_node(path)
                 view = None
                 if node is not None and node.is_array:
-                    view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+                    view = self._view_of(node)
                 if view is not None or len(staging.views) < 100_000:
                     staging.views[path] = view
                 return view
+
+    def _view_of(self, node: Node) -> ArrayView:
+        try:
+            return ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            key = key_of(
+                FileKind.STRUCTURE, self._staging.base.id
+            )  # what is staged was checked before
+            raise CorruptFileError(
+                f"{key} is damaged: what it holds of the node {node.path!r} makes no array: {error}. "
+                f"Restore the file from a copy, or open an earlier snapshot.",
+                key=key,
+            ) from error
 
     def get_array(self, path: Any) -> ArrayView:
         """Give an array; callers name it as :func:`~icechunk_arrow.core.keys.node_path` says."""

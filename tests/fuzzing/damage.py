@@ -6,6 +6,7 @@ that any of several can be left out and the others stay what they were.
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass, replace
 from random import Random
@@ -50,6 +51,16 @@ class Case:
         ways = [draw.choice(known) for _ in range(draw.choice([1, 1, 1, 2]))]
         steps = tuple((way, f"{seed} {number} {place}") for place, way in enumerate(ways))
         return cls(name, kind, key, steps)
+
+    def as_line(self) -> str:
+        """Write it down, for the corpus."""
+        return json.dumps([self.sample, self.kind, self.key, self.steps])
+
+    @classmethod
+    def of_line(cls, line: str) -> Case:
+        """Read what was written down."""
+        name, kind, key, steps = json.loads(line)
+        return cls(name, kind, key, tuple((way, seed) for way, seed in steps))
 
     def parts(self) -> list[Case]:
         """Give the cases of each mutation alone."""

@@ -268,9 +268,10 @@ def _shown(name: str, rows: pa.Table) -> list[Any]:
     """Give the rows of a table; of operations what belongs to each, as the table has rows as they stand (R34)."""
     if name != "operations":
         return plain_rows(rows)
-    belong = {"ordinal", "snapshot", "shape_before", "shape_after"}
     return [
-        operation_of(row) | {name: row[name] for name in sorted(belong)} for row in plain_rows(rows)
+        operation_of(row) | {name: row[name] for name in ("ordinal", "snapshot")}
+        for row in plain_rows(rows)
+        if row["operation"] in transaction.EFFECTS
     ]
 
 

@@ -35,6 +35,7 @@ def refused_of_the_kit() -> dict[str, list[str]]:
                 break
     return found
 
+
 _RULES = {
     ("manifest", "rows' order"): "R24",
     ("manifest", "doubled row"): "R24",

@@ -408,6 +408,8 @@ def _fitted(arrow_type: pa.DataType, value: Any) -> Any:  # noqa: PLR0911 -- one
 
 def change_text(sheet: Sheet, draw: Random) -> str:
     """Alter a text of the footer, leave it out, or add one."""
+    if not sheet.texts:
+        raise UnfitError
     place = draw.randrange(len(sheet.texts))
     name, old = sheet.texts[place]
     way = draw.randrange(4)
@@ -420,7 +422,7 @@ def change_text(sheet: Sheet, draw: Random) -> str:
     if way == 2:
         new = {"narrow": "wide", "wide": "narrow"}.get(old, "")
     elif name == "icechunk.header":
-        header = list(old)
+        header = list(old.ljust(27))
         header[draw.choice([24, 25, 26, draw.randrange(len(header))])] = chr(draw.randrange(128))
         new = "".join(header)
     else:
