@@ -309,7 +309,14 @@ class SequenceCatalog(Catalog):
             return None
         if seen is not None and seen[0] == number:
             return seen
-        newest = number, self._read(branch_key(branch, number))
+        try:
+            newest = number, self._read(branch_key(branch, number))
+        except ObjectNotFoundError:  # a listing of the time before the place was made anew, if it is ours
+            self.check_identity()
+            number = entries.asked()
+            if number is None:
+                return None
+            newest = number, self._read(branch_key(branch, number))
         self._remember(branch, newest)
         return newest
 

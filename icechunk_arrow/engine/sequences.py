@@ -77,7 +77,11 @@ class FileSequence(Struct, frozen=True, kw_only=True):
                 return None
         hinted = hint()
         number = None if hinted is None else self._gallop(hinted)
-        return self._gallop(-1) if number is None else number
+        return self.asked() if number is None else number
+
+    def asked(self) -> int | None:
+        """Find it without a listing or a hint, which may be old."""
+        return self._gallop(-1)
 
     def _there(self, *numbers: int) -> list[bool]:
         """Whether files of some numbers are there, asked for at once where that is slow."""

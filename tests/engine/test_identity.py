@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -29,13 +30,16 @@ from icechunk_arrow.engine.context import new_id
 from icechunk_arrow.formats import hint, ledger
 from icechunk_arrow.formats.ledger import Ledger, LedgerEntry
 from icechunk_arrow.storage.local import LocalStorage
+from icechunk_arrow.storage.memory import MemoryStorage
 from tests.faults.repositories import through
 from tests.faults.storage_wrappers import WrappedStorage
 from tests.places import read_array, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from icechunk_arrow.storage.port import ObjectInfo
 
 MAIN = "refs/branch.main/{}.json"
 
@@ -179,6 +183,38 @@ def test_a_handle_that_was_late_once_is_not_late_for_ever(tmp_path: Path) -> Non
     with pytest.raises(RepositoryNotFoundError, match="not there any more"):
         another.commit("much too late")
     assert not entry(root, 3).exists()
+
+
+class _Old(WrappedStorage):
+    """Shows one listing as it was before."""
+
+    before: list[ObjectInfo] | None = None
+
+    def list(self, prefix: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        before, self.before = self.before, None
+        return self.inner.list(prefix, limit) if before is None else iter(before[:limit])
+
+    def _run(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
+        return effect()
+
+
+def test_a_listing_from_before_a_place_was_made_anew_misleads_nobody() -> None:
+    """It shows entries that are gone: where the branch stands is then asked for, entry by entry."""
+    place = MemoryStorage(secrets.token_hex(6))
+    old = Repository.create(place.url)
+    for number in range(3):
+        written(old, number, f"a{number}")
+    before = [*place.list("refs/branch.main/")]
+    place.delete([info.key for info in place.list()])
+    written(Repository.create(place.url), 1, "b")
+    with through(_Old):
+        repo = Repository.open(place.url)
+        storage = repo._context.storage
+        assert isinstance(storage, _Old)
+        storage.before = before
+
+        assert history(repo) == ["write b", "Repository created"]
+    assert storage.before is None, "the old listing was asked for"
 
 
 def test_whoever_asks_where_a_branch_stands_passes_over_foreign_entries(tmp_path: Path) -> None:
