@@ -20,7 +20,7 @@ from tests.faults import flips
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
 from tests.replay.running import by_processes, in_turns
-from tests.simulation import running as simulation
+from tests.simulation import storms as simulation
 from tests.spark_session import spark_session
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _in_turns(catalog: str, folder: Path, seed: int, count: int) -> object:
 
 
 def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
-    figures = simulation.storm(seed * 1_000_000, count, catalog=catalog)
+    figures = simulation.by_processes(seed * 1_000_000, count, catalog=catalog)
     found = [(each.schedule.seed, str(each.failure)) for each in figures.failures]
     assert not found, f"python -m tests.simulation --seed {found[0][0]} --schedules 1 tells more: {found}"
     return figures
