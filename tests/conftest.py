@@ -15,7 +15,7 @@ from tests.promises import required
 from tests.servers import ServerUnavailableError, s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.servers import S3Server
 
@@ -53,6 +53,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with what takes long where tests run side by side: what has a Spark session."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what storms did, and with which seeds."""
+    reports = (each for some in terminalreporter.stats.values() for each in some)
+    lines = [
+        text
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == "storm" and report.when == "teardown"
+    ]
+    if lines:
+        terminalreporter.section("storms")
+        for line in sorted(lines):
+            terminalreporter.line(line)
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[int, object], None]:
+    """Give what a storm calls with its seed and its figures, which are shown at the end of the run."""
+
+    def told(seed: int, figures: object) -> None:
+        record_property("storm", f"seed {seed}: {figures}")
+
+    return told
 
 
 @pytest.fixture(scope="session")

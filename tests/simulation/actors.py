@@ -453,6 +453,7 @@ class _Child:
 
     def __init__(self, parent: Actor, data: bytes, operations: list[Operation]) -> None:
         self._parent = parent
+        self._opened = parent._opened  # who may crash and open another one meanwhile
         self._data = data
         self.operations = operations
         self.result: bytes | None = None
@@ -467,6 +468,7 @@ class _Child:
         except Died:
             return
         except (IcechunkArrowError, KeyboardInterrupt) as error:
-            if not (thread.suffered - {"clock", "delay"}) and not self._parent._is_stale:
+            is_stale = self._opened <= self._parent._watch.wiped
+            if not (thread.suffered - {"clock", "delay"}) and not is_stale:
                 raise Violation("error", f"{error!r} in a fork to which nothing happened") from error
 

@@ -202,7 +202,7 @@ def drawn(seed: int, catalog: str = "", operations: int = 0) -> Schedule:
         tells_time=rng.random() < 0.7,
         ordered=rng.random() < 0.6,
         switching=rng.choice([0.03, 0.1, 0.3, 0.6]),
-        failing=rng.choice([0.0, 0.01, 0.03, 0.08]),
+        failing=rng.choice([0.0, 0.02, 0.05, 0.1]),
         kinds=kinds,
     )
 

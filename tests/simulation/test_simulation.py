@@ -7,12 +7,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.simulation.planted import DEFECTS, plant
 from tests.simulation.running import run, shrunk, simulated, storm
 from tests.simulation.schedule import Schedule, drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SEED = 20_261_120
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
@@ -22,10 +26,10 @@ FOUND: dict[str, tuple[int, int, str]] = {
 
 
 @pytest.mark.parametrize("catalog", ["branches", "state"])
-def test_no_invariant_is_broken(catalog: str) -> None:
+def test_no_invariant_is_broken(catalog: str, tell: Callable[[int, object], None]) -> None:
     """Acknowledged commits are there, nothing is half visible, readers stand still, identities are consistent."""
-    print(f"seed {SEED}")
     figures = storm(SEED, 30, catalog=catalog)
+    tell(SEED, f"{catalog}: {figures}")
     assert [(each.schedule.seed, str(each.failure)) for each in figures.failures] == []
     assert figures.commits > 60
     assert len(figures.faults) > 5
