@@ -311,7 +311,9 @@ class SequenceCatalog(Catalog):
             return seen
         try:
             newest = number, self._read(branch_key(branch, number))
-        except ObjectNotFoundError:  # a listing of the time before the place was made anew, if it is ours
+        except (
+            ObjectNotFoundError
+        ):  # a listing of the time before the place was made anew, if it is ours
             self.check_identity()
             number = entries.asked()
             if number is None:

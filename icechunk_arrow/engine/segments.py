@@ -28,7 +28,7 @@ from icechunk_arrow.core.chunks import (
     ref_of_row,
     rows_of_arrays,
 )
-from icechunk_arrow.core.columns import from_values, one_array, to_numpy
+from icechunk_arrow.core.columns import distinct, from_values, indices, one_array, to_numpy
 from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.manifest_file import rows_not_of, wrong_file
@@ -323,21 +323,31 @@ def entry_coordinates(
 def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np.uint64]:
     """Decode the coordinates of an entry's rows, which its extent must contain."""
     key = key_of(FileKind.MANIFEST, entry.manifest)
-    try:
-        points = coords.decode(one_array(table["coord"]), len(entry.extent))
-    except CorruptFileError as error:
-        raise wrong_file(key, str(error)) from None
-    if not inside(entry.extent, points).all():
-        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
-    if not _rise(points):
-        raise wrong_file(key, "its rows are not sorted, or it names a chunk twice")
+    points = _decoded(one_array(table["coord"]), len(entry.extent), key)
+    _refuse(key, all_within=bool(inside(entry.extent, points).all()), rise=_rise(points))
     return points
 
 
-def _rise(points: npt.NDArray[np.uint64]) -> bool:
-    """Whether each point stands behind the one before, in C order."""
+def _decoded(column: pa.Array, rank: int, key: str) -> npt.NDArray[np.uint64]:
+    try:
+        return coords.decode(column, rank)
+    except CorruptFileError as error:
+        raise wrong_file(key, str(error)) from None
+
+
+def _refuse(key: str, *, all_within: bool, rise: bool) -> None:
+    if not all_within:
+        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
+    if not rise:
+        raise wrong_file(key, "its rows are not sorted, or it names a chunk twice")
+
+
+def _rise(points: npt.NDArray[np.uint64], owners: npt.NDArray[np.int64] | None = None) -> bool:
+    """Whether each point stands behind the one before, in C order, or is the first of another owner."""
     behind = np.zeros(max(len(points) - 1, 0), np.bool_)
     same = ~behind
+    if owners is not None:
+        behind |= owners[1:] != owners[:-1]
     for column in points.T:
         behind |= same & (column[1:] > column[:-1])
         same &= column[1:] == column[:-1]
@@ -356,22 +366,41 @@ def check_live(table: pa.Table, name: str, base: Snapshot) -> pa.Table:
 
     What was written again from rows that nobody compared would be sound, and say something else.
     """
+    key = key_of(FileKind.MANIFEST, name)
     entries = base.entries.chosen(base.entries.of_manifests([name]))
-    owners = base.rows.ids[entries.owners]
-    order = np.argsort(owners)
-    said = (owners, entries.rows, entries.row_counts)
-    found = rows_of_arrays(table)
-    for column, other in zip(found, said, strict=True):
-        if not np.array_equal(column, other[order]):
-            raise wrong_file(
-                key_of(FileKind.MANIFEST, name),
-                "its rows are not those of the arrays that it names",
-            )
-    for number, start, count in zip(
-        order.tolist(), *map(np.ndarray.tolist, found[1:]), strict=True
+    entries = entries.chosen(np.argsort(base.rows.ids[entries.owners]))
+    ids, rows, counts = rows_of_arrays(table)
+    if not (
+        np.array_equal(ids, base.rows.ids[entries.owners])
+        and np.array_equal(rows, entries.rows)
+        and np.array_equal(counts, entries.row_counts)
     ):
-        coordinates_within(table.slice(start, count), entries[number])
+        raise wrong_file(key, "its rows are not those of the arrays that it names")
+    owners = np.repeat(np.arange(len(entries)), entries.row_counts.astype(np.int64))
+    column = one_array(table["coord"])
+    for rank in distinct(entries.ranks).tolist():
+        some = np.flatnonzero(entries.ranks == rank)
+        if len(some) == len(entries):
+            _check_points(key, column, entries, owners)
+        else:
+            where = np.flatnonzero(entries.ranks[owners] == rank)
+            part = column.take(indices(where))
+            _check_points(key, part, entries.chosen(some), np.searchsorted(some, owners[where]))
     return table
+
+
+def _check_points(
+    key: str, column: pa.Array, entries: Inventory, owners: npt.NDArray[np.int64]
+) -> None:
+    """Check the coordinates of rows, each of the entry that is its owner's, as :func:`coordinates_within` does."""
+    rank = int(entries.ranks[0]) if len(entries) else 0
+    points = _decoded(column, rank, key)
+    pairs = entries.pairs.reshape(len(entries), rank, 2)
+    within = np.ones(len(points), np.bool_)
+    for axis in range(rank):
+        start, stop = pairs[owners, axis].T
+        within &= (points[:, axis] >= start) & (points[:, axis] < stop)
+    _refuse(key, all_within=bool(within.all()), rise=_rise(points, owners))
 
 
 def entry_tables(
