@@ -199,6 +199,9 @@ class LocalStorage(Storage):
         path = self._path(key)
         with self._writing(key):
             file, volume = self._write_new(key, path, flat_pieces(data))
+            if not self._durable:
+                with _removed_after_failure(path):
+                    file.close()
         if self._durable:
             self._unsynced.add(file, os.path.dirname(path), volume)
 
@@ -228,6 +231,9 @@ class LocalStorage(Storage):
         of nothing that a power cut takes back. Looking first whether the name is taken saves a loser the file, and
         decides nothing. Where the volume has neither call the file is made in place, which refuses a taken name
         too, but shows a part to readers meanwhile: only a caller that chose ``"unsafe"`` comes there.
+
+        After a failure of the call that gives the name, or of the sync behind it, nobody knows whether the name
+        stands and stays: the next :meth:`sync` sees to it that it stays.
         """
         path = self._path(key)
         self.require_writable()
@@ -236,15 +242,26 @@ class LocalStorage(Storage):
                 raise FileExistsError(errno.EEXIST, "it is there already", path)
             way = self._explore().way
             if way is Way.NONE:
-                file, _ = self._write_new(key, path, flat_pieces(data))
+                file, volume = self._write_new(key, path, flat_pieces(data))
                 if self._durable:
-                    disk.sync_file(file.fd)
-            else:
-                self._folders.make(key.rpartition("/")[0])
-                with self._scratch.file(data) as unfinished:
-                    give_name(way, unfinished, path)
+                    self._unsynced.add(file, os.path.dirname(path), volume)
+                    self._unsynced.sync()
+                return
+            self._folders.make(key.rpartition("/")[0])
+            with self._scratch.file(data) as unfinished, self._naming(path):
+                give_name(way, unfinished, path)
             if self._durable:
-                disk.sync_folder(os.path.dirname(path))
+                self._unsynced.sync_names(os.path.dirname(path))
+
+    @contextlib.contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Remember a name that may be given although the call failed: its first answer may have been lost."""
+        try:
+            yield
+        except OSError:
+            if self._durable:
+                self._unsynced.owe(os.path.dirname(path))
+            raise
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         """See :meth:`Storage.replace`."""
@@ -262,10 +279,10 @@ class LocalStorage(Storage):
                     raise gone from None
                 if present != token:
                     raise PreconditionFailedError(f"{key!r} in {self.url} has changed", key=key)
-                with self._scratch.file(data) as unfinished:
+                with self._scratch.file(data) as unfinished, self._naming(path):
                     os.replace(unfinished.name, path, src_dir_fd=unfinished.folder)
                 if self._durable:
-                    disk.sync_folder(os.path.dirname(path))
+                    self._unsynced.sync_names(os.path.dirname(path))
 
     def overwrite(self, key: str, data: bytes) -> None:
         """See :meth:`Storage.overwrite`."""
@@ -333,12 +350,8 @@ class LocalStorage(Storage):
         except FileNotFoundError:  # another process removed the folder
             self._folders.forget()
             file, volume = self._open_new(key, path)
-        try:
+        with _removed_after_failure(path):
             disk.write_pieces(file.fd, pieces)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
         return file, volume
 
     def _open_new(self, key: str, path: str) -> tuple[Descriptor, Descriptor | None]:
@@ -413,6 +426,8 @@ class LocalStorage(Storage):
             raise self._write_error(error, key) from error
 
     def _write_error(self, error: OSError, key: str) -> IcechunkArrowError:
+        if isinstance(error, disk.LostWriteError) and self._durable:
+            return self._unsynced.fail(error)
         if isinstance(error, FileExistsError):
             return AlreadyExistsError(f"{key!r} is there already in {self.url}", key=key)
         if error.errno in _FORBIDDEN:
@@ -484,6 +499,17 @@ class _Folders:
             # a folder of another user may be one that cannot be opened, only passed through
             with contextlib.nullcontext() if is_new else contextlib.suppress(PermissionError):
                 disk.sync_folder(above)
+
+
+@contextlib.contextmanager
+def _removed_after_failure(path: str) -> Iterator[None]:
+    """Let no part of a file stay that was just made."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _refuse_link(path: str) -> None:

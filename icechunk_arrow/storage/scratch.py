@@ -117,8 +117,12 @@ class ScratchFolder:
         """Write a file, as durably as the place is unless that is no matter, and remove what is left of it."""
         with self._opened() as folder, _new_file(folder) as (name, file):
             disk.write_pieces(file.fd, flat_pieces(data))
-            if durable and self._durable:
-                disk.sync_file(file.fd)
+            try:
+                if durable and self._durable:
+                    disk.sync_file(file.fd)
+                file.close()
+            except disk.LostWriteError as error:  # this file goes, and the next one is another
+                raise OSError(error.errno, error.strerror) from error
             yield Unfinished(folder, name)
 
     @contextlib.contextmanager
