@@ -1,5 +1,5 @@
 # Strings and descriptors, not paths: pathlib costs more than these system calls.
-# ruff: noqa: PTH114
+# ruff: noqa: PTH114, PTH208
 """What the operating system offers for files that are whole or absent, stay, and lie where their name says.
 
 Owns the calls that Python has no name for, what differs between systems, and the list of what one handle has
@@ -23,7 +23,9 @@ import re
 import stat
 import sys
 import threading
+import unicodedata
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -69,6 +71,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class LostWriteError(OSError):
     """The system could not write out what it had taken; it says so once and forgets."""
+
+
+class OtherSpellingError(FileNotFoundError):
+    """A name is not there, and leads to something of another spelling on a volume that folds letters."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -199,6 +205,23 @@ def sync_folder(path: str) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def check_spelling(folder: str, name: str) -> None:
+    """Refuse an entry of a folder that is there by a name whose letters are larger or smaller."""
+    other = name.swapcase()
+    if other == name:
+        return
+    try:
+        if not os.path.samestat(os.lstat(f"{folder}/{other}"), os.lstat(f"{folder}/{name}")):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    form = partial(unicodedata.normalize, "NFC")  # some volumes tell names in another form
+    there = list(map(form, os.listdir(folder)))
+    if form(name) not in there:
+        known = next((each for each in there if each.casefold() == form(name).casefold()), other)
+        raise OtherSpellingError(errno.ENOENT, f"it is called {known!r} there", f"{folder}/{name}")
 
 
 def rename_new(source: str, target: str, *, src_dir_fd: int = _AT_FDCWD) -> None:

@@ -15,6 +15,8 @@ Owns the order of system calls that makes creation atomic and durable. Knows no 
   what is replaced or deleted is named by its writer.
 - Symbolic links below the root are not followed, neither files nor folders: a repository got from
   elsewhere must not read files outside of it. The root itself may be one.
+- A volume may take ``Main`` and ``main`` for one name. What is there by another spelling is not there: else a
+  branch would show, and move, another one.
 - Files are opened for every read: a cached descriptor would save 4 of 7 microseconds, and spend
   2 of them on finding out whether the name still leads to the same file.
 """
@@ -238,6 +240,7 @@ class LocalStorage(Storage):
         path = self._path(key)
         self.require_writable()
         with self._writing(key):
+            self._folders.make(key.rpartition("/")[0])
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, "it is there already", path)
             way = self._explore().way
@@ -247,7 +250,6 @@ class LocalStorage(Storage):
                     self._unsynced.add(file, os.path.dirname(path), volume)
                     self._unsynced.sync()
                 return
-            self._folders.make(key.rpartition("/")[0])
             with self._scratch.file(data) as unfinished, self._naming(path):
                 give_name(way, unfinished, path)
             if self._durable:
@@ -428,6 +430,12 @@ class LocalStorage(Storage):
     def _write_error(self, error: OSError, key: str) -> IcechunkArrowError:
         if isinstance(error, disk.LostWriteError) and self._durable:
             return self._unsynced.fail(error)
+        if isinstance(error, disk.OtherSpellingError):
+            return InvalidInputError(
+                f"{key!r} cannot be written in {self.url}: this volume takes large and small letters "
+                f"for the same, and {error.strerror}; choose another name",
+                key=key,
+            )
         if isinstance(error, FileExistsError):
             return AlreadyExistsError(f"{key!r} is there already in {self.url}", key=key)
         if error.errno in _FORBIDDEN:
@@ -456,15 +464,16 @@ class _Folders:
         self._made: set[str] = set()
 
     def check_plain(self, key: str) -> None:
-        """Refuse a key below a symbolic link; a folder found right is not looked at again."""
+        """Refuse a key below a symbolic link or of another spelling; what was right is not looked at again."""
         folder = key.rpartition("/")[0]
         if not folder or folder in self._plain:
             return
         place = self._root
         for part in folder.split("/"):
-            place = f"{place}/{part}"
+            above, place = place, f"{place}/{part}"
             if stat.S_ISLNK(os.lstat(place).st_mode):
                 raise OSError(errno.ELOOP, "a folder is a symbolic link", place)
+            disk.check_spelling(above, part)
         self._plain.add(folder)
 
     def make(self, folder: str) -> None:
