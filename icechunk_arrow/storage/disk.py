@@ -66,6 +66,15 @@ _MANY_BYTES = 1 << 18
 _SMALL_READ = 1 << 20
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
+_WAYS_OUT = {
+    errno.ENOSPC: "the volume is full; make room there, and do it again",
+    errno.EDQUOT: "make room there or have more allowed, and do it again",
+    errno.EFBIG: "the volume, or a limit of this process (ulimit -f), takes no file so large",
+    errno.EMFILE: "this process has too many open; close some, or raise its limit (ulimit -n)",
+    errno.ENFILE: "all processes of this machine have too many open",
+    errno.ESTALE: "the file server has another volume there now; open the repository anew",
+}
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -120,6 +129,13 @@ _sync_file_range: Any = (
 )
 _PLAIN = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS))
 _BENEATH = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH))
+
+
+def told(error: OSError) -> str:
+    """Say what the system says, and the way out where there is one."""
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    said = error.strerror or str(error)
+    return said if way_out is None else f"{said} ({way_out})"
 
 
 def _syncfs_tells_errors() -> bool:
@@ -399,6 +415,10 @@ class Descriptor:
         with _lost():
             os.close(fd)
 
+    def flush(self) -> None:
+        """Hear what :meth:`close` would tell, and keep it open."""
+        Descriptor(os.dup(self.fd)).close()
+
     def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         if hasattr(self, "fd"):  # it was closed, or an interrupt came before it was set
             _close(self.fd)
@@ -503,7 +523,7 @@ class Unsynced:
     def fail(self, error: LostWriteError) -> StorageError:
         """Never again say that what was written is durable; give the error that says so."""
         self._failure = (
-            f"what was written could not be made durable ({error.strerror}) and may be "
+            f"what was written could not be made durable ({told(error)}) and may be "
             "lost: open the place anew and write it again"
         )
         with self._lock:
@@ -533,7 +553,7 @@ class Unsynced:
                 raise self.fail(error) from error
             except OSError as error:
                 raise StorageError(
-                    f"what was written could not be made durable yet ({error.strerror}); it is not "
+                    f"what was written could not be made durable yet ({told(error)}); it is not "
                     "lost: try again"
                 ) from error
             self._saving = []

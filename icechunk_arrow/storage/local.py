@@ -298,7 +298,7 @@ class LocalStorage(Storage):
     def time_of_put(self, key: str) -> datetime | None:
         """See :meth:`Storage.time_of_put`."""
         try:
-            return datetime.fromtimestamp(os.stat(self._path(key)).st_mtime, UTC)  # noqa: PTH116
+            return _modified(os.stat(self._path(key)))  # noqa: PTH116
         except OSError:
             return None
 
@@ -405,17 +405,18 @@ class LocalStorage(Storage):
                 continue
             try:
                 facts = os.lstat(self._base + key)
-            except FileNotFoundError:  # deleted meanwhile
-                continue
-            modified = datetime.fromtimestamp(facts.st_mtime, UTC)
-            yield ObjectInfo(key=key, size_bytes=facts.st_size, modified=modified)
+            except OSError as error:
+                if error.errno in _ABSENT:  # deleted meanwhile
+                    continue
+                raise self._read_error(error, key) from error
+            yield ObjectInfo(key=key, size_bytes=facts.st_size, modified=_modified(facts))
 
     def _read_error(self, error: OSError, key: str) -> IcechunkArrowError:
         if error.errno in _ABSENT:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
         if error.errno == errno.ELOOP:
             return self._link_error(error, key)
-        return StorageError(f"{key!r} in {self.url} cannot be read: {error.strerror}", key=key)
+        return StorageError(f"{key!r} in {self.url} cannot be read: {disk.told(error)}", key=key)
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
@@ -444,7 +445,7 @@ class LocalStorage(Storage):
             return InvalidInputError(f"{key!r} is too long a name for {self.url}", key=key)
         if error.errno == errno.ELOOP:
             return self._link_error(error, key)
-        return StorageError(f"{key!r} in {self.url} cannot be written: {error.strerror}", key=key)
+        return StorageError(f"{key!r} in {self.url} cannot be written: {disk.told(error)}", key=key)
 
     def _link_error(self, error: OSError, key: str) -> StorageError:
         return StorageError(
@@ -508,6 +509,14 @@ class _Folders:
             # a folder of another user may be one that cannot be opened, only passed through
             with contextlib.nullcontext() if is_new else contextlib.suppress(PermissionError):
                 disk.sync_folder(above)
+
+
+def _modified(facts: os.stat_result) -> datetime | None:
+    """When a file was written; None for a time that no calendar has, which anybody may give it."""
+    try:
+        return datetime.fromtimestamp(facts.st_mtime, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 @contextlib.contextmanager
