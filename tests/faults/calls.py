@@ -121,7 +121,8 @@ class Calls:
     lasts
         How many fail; None for all that follow.
     on
-        Called when it begins, and then nothing fails here: the trouble is a real one.
+        Called when it begins, and then nothing fails here: the trouble is a real one. Where it gives False it is
+        called again with the next call.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Calls:
         trouble: str = "",
         begins_at: int = 0,
         lasts: int | None = None,
-        on: Callable[[], None] | None = None,
+        on: Callable[[], object] | None = None,
     ) -> None:
         self.number, self.about = TROUBLES.get(
             trouble, (0, set().union(*(c for _, c in TROUBLES.values())))
@@ -154,9 +155,8 @@ class Calls:
             return False
         step, self.count = self.count, self.count + 1
         if self.on is not None:
-            if step >= self.begins_at and not self.met[""]:
-                self.met[""] += 1
-                self.on()
+            if step >= self.begins_at and not self.met["it"]:
+                self.met["it"] += self.on() is not False
             return False
         if not self.trouble or step < self.begins_at:
             return False
