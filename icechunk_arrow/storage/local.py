@@ -138,7 +138,8 @@ class LocalStorage(Storage):
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`."""
         with self._writing(SCRATCH):
-            self._explore()
+            if self._explore().way is Way.NONE and not self._unsafe:
+                self._explore(again=True)  # it may have been so for a while only
         super().require_writable()
 
     def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
@@ -272,7 +273,7 @@ class LocalStorage(Storage):
         if not self.exists(key):
             raise gone
         with self._writing(key):
-            if not self._explore().locks:
+            if not self._explore().locks and not self._explore(again=True).locks:
                 raise ReadOnlyError(f"{self._root}: {NO_LOCKS}", key=key)
             with self._scratch.lock(hashlib.sha256(key.encode()).hexdigest()[:32]):
                 try:
@@ -361,11 +362,11 @@ class LocalStorage(Storage):
         volume = self._unsynced.watch(os.path.dirname(path)) if self._durable else None
         return Descriptor(os.open(path, _NEW_FILE, 0o666)), volume
 
-    def _explore(self) -> Volume:
-        """Find out what the volume can do; once, with the first write."""
-        if self._volume is None:
+    def _explore(self, *, again: bool = False) -> Volume:
+        """Find out what the volume can do; once, with the first write, and where that is not enough."""
+        if self._volume is None or again:
             with self._volume_lock:
-                if self._volume is None:
+                if self._volume is None or again:
                     self._folders.make("")
                     volume = self._scratch.explore()
                     if volume.way is Way.NONE and self._unsafe:

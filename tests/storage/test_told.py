@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_arrow import Repository
-from icechunk_arrow.errors import StorageError
+from icechunk_arrow.errors import ReadOnlyError, StorageError
+from icechunk_arrow.storage import disk
 from icechunk_arrow.storage.local import LocalStorage
 from icechunk_arrow.storage.scratch import SCRATCH
 from tests.places import written
@@ -91,6 +92,35 @@ def test_what_can_be_done_is_said(
 
     with pytest.raises(StorageError, match=f"'refs/2' in {root} cannot be written: {way_out}"):
         storage.create("refs/2", b"x")
+
+
+def test_what_a_volume_lacks_for_a_while_it_has_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle that was refused links or locks once does without them no longer than it must."""
+    LocalStorage(root).create("state.json", b"1")
+    storage = LocalStorage(root)
+    token = storage.get_versioned("state.json")[1]
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def refused_names(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as bad:
+        bad.setattr(fcntl, "flock", refused)
+        bad.setattr(os, "link", refused_names)
+        bad.setattr(disk, "rename_new", refused_names)
+        with pytest.raises(ReadOnlyError, match="hard links"):
+            storage.create("refs/1", b"x")
+        with pytest.raises(ReadOnlyError, match="cannot lock"):
+            storage.replace("state.json", b"2", token)
+
+    storage.create("refs/1", b"x")
+    storage.replace("state.json", b"2", token)
+    assert storage.capabilities.create
+    assert storage.capabilities.replace
 
 
 def test_times_that_no_calendar_has(tmp_path_factory: pytest.TempPathFactory) -> None:
