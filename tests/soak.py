@@ -65,7 +65,7 @@ def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     return figures
 
 
-def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
+def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:
     found = fuzzing.run(seed, count, kind=kind)
     assert not found.failures, found.told()
     return found.totals()
@@ -78,7 +78,7 @@ def _in_a_bad_place(kind: str, folder: Path, seed: int, count: int) -> object:
         return f"left out: {error}"
 
 
-def _bad_calls(folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- it makes its own
+def _bad_calls(folder: Path, seed: int, count: int) -> object:
     return bad_calls.storm(seed, count)
 
 
