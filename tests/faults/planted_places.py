@@ -21,9 +21,12 @@ __all__ = ["DEFECTS", "plant"]
 
 def _unchecked_short_write(patch: Patch) -> None:
     """What the system did not take at once is forgotten."""
-    patch.setattr(
-        disk, "_write_all", lambda fd, waiting: disk.os.writev(fd, waiting) if waiting else 0
-    )
+
+    def write_once(fd: int, waiting: list[Any]) -> None:
+        if waiting:
+            vars(disk)["os"].writev(fd, waiting)
+
+    patch.setattr(disk, "_write_all", write_once)
 
 
 def _forgotten_failure(patch: Patch) -> None:
@@ -46,7 +49,7 @@ def _believed(patch: Patch) -> None:
         def __getattr__(self, name: str) -> Any:
             return (lambda: None) if name == "sync" else getattr(self._storage, name)
 
-    create_entry = catalog.create_entry
+    create_entry: Any = catalog.create_entry
     patch.setattr(
         catalog,
         "create_entry",
