@@ -194,10 +194,16 @@ def _answers(repo: Repository) -> list[Any]:
 
     with duckdb.connect() as connection:
         attach(connection, repo, "r")
-        counted = [
-            connection.execute(f"SELECT count(*) FROM r.{table}").fetchone()
-            for table in ("chunks", "snapshots", "refs", "operations")
-        ]
+        try:
+            counted = [
+                connection.execute(f"SELECT count(*) FROM r.{table}").fetchone()
+                for table in ("chunks", "snapshots", "refs", "operations")
+            ]
+        except duckdb.Error as error:  # it passes on the text of what we told it
+            _, ours, said = str(error).rpartition("StorageError: ")
+            if not ours:
+                raise
+            raise StorageError(said) from error
     unnamed = repo.inspect("unreferenced_files").num_rows
     return [counted, unnamed]
 
