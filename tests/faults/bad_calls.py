@@ -6,6 +6,7 @@ own, and is told by operation, trouble, call and how long it lasts, which is all
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import logging
@@ -251,6 +252,7 @@ class Run:
 def _base(catalog: str) -> Path:
     """A repository to begin with, and files of somebody else in it."""
     folder = Path(mkdtemp(prefix="bad-calls-")) / catalog
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     make_base(str(folder), catalog=catalog, config=CONFIG)
     for name, data in USERS.items():
         (folder / name).parent.mkdir(exist_ok=True)
