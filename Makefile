@@ -6,7 +6,7 @@ CACHE   ?= .cache
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 SUITES  ?= tests
-# what a run promises to test besides, or fails: strace
+# what a run promises to test besides, or fails: strace, faketime, root
 REQUIRE ?=
 SIDE_BY_SIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
 export ICECHUNK_ARROW_CACHE = $(abspath $(CACHE))

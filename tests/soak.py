@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults import flips
+from tests.faults import bad_calls, bad_places, flips
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
 from tests.replay.running import by_processes, in_turns
@@ -65,10 +65,21 @@ def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     return figures
 
 
-def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
+def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:
     found = fuzzing.run(seed, count, kind=kind)
     assert not found.failures, found.told()
     return found.totals()
+
+
+def _in_a_bad_place(kind: str, folder: Path, seed: int, count: int) -> object:
+    try:
+        return bad_places.run(folder / "place", kind, seed, count)
+    except bad_places.NoMountsError as error:
+        return f"left out: {error}"
+
+
+def _bad_calls(folder: Path, seed: int, count: int) -> object:
+    return bad_calls.storm(seed, count)
 
 
 STORMS: dict[str, Storm] = {
@@ -91,6 +102,11 @@ STORMS: dict[str, Storm] = {
         for name, run in (("processes", _by_processes), ("writers in turns", _in_turns))
         for catalog in ("branches", "state")
     },
+    **{
+        f"bad places, {kind}": Storm(run=partial(_in_a_bad_place, kind), count=100)
+        for kind in bad_places.KINDS
+    },
+    "bad calls": Storm(run=_bad_calls, count=500),
     **{
         f"simulated schedules, {catalog}": Storm(run=partial(_simulate, catalog), count=1000)
         for catalog in ("branches", "state")

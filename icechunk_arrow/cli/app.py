@@ -95,3 +95,8 @@ def run() -> None:
     except BrokenPipeError:
         _forget_output()
         sys.exit(_PIPE_CLOSED)
+    except OSError as error:  # what else fails is an error of ours, and was told by now
+        _forget_output()
+        with suppress(OSError):
+            say(f"{PROGRAM}: standard output cannot be written: {error.strerror or error}")
+        sys.exit(_FAILED)

@@ -238,23 +238,24 @@ def read_entry(storage: Storage, key: str) -> RefEntry:
 
 
 def create_entry(storage: Storage, key: str, entry: RefEntry) -> bool:
-    """Create an entry; True also when it turns out to be there by our own hand."""
+    """Create an entry; True also when it turns out to be there by our own hand, and stays."""
     if not entry.is_commit:
         entry = replace(entry, key=key)
     try:
         storage.create(key, refs.encode(entry))
     except AlreadyExistsError:
-        return read_entry(storage, key) == entry
-    except StorageError:
+        stored = read_entry(storage, key)
+    except StorageError as error:
         # the answer may have been lost behind a success
         try:
             stored = read_entry(storage, key)
         except ObjectNotFoundError:
-            stored = None
-        if stored is None:
-            raise
-        return stored == entry
-    return True
+            raise error from error.__cause__
+    else:
+        return True
+    if stored == entry:
+        storage.sync()  # that it is there does not say that it stays
+    return stored == entry
 
 
 class SequenceCatalog(Catalog):
@@ -427,6 +428,8 @@ class SequenceCatalog(Catalog):
         except ObjectNotFoundError:
             return Fate(made=None, is_open=True)
         ours = entry.is_commit and entry.snapshot in snapshots
+        if ours:
+            self._storage.sync()  # whoever is told of it must be able to rely on it
         return Fate(made=entry.snapshot if ours else None, is_open=False)
 
     def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:

@@ -23,6 +23,7 @@ from icechunk_arrow.engine.plan import NOTHING_WRITTEN, last_files, plan_commit,
 from icechunk_arrow.engine.segments import check_live
 from icechunk_arrow.engine.sequences import together
 from icechunk_arrow.errors import InvalidInputError, StorageError
+from icechunk_arrow.formats.times import is_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,9 +40,12 @@ if TYPE_CHECKING:
         FinishedCommit,
         WrittenManifests,
     )
+    from icechunk_arrow.storage.port import Storage
 
 __all__ = [
+    "check_clock",
     "check_message",
+    "check_year",
     "fresh_ids",
     "plan",
     "publish",
@@ -76,13 +80,13 @@ def plan(
     if len(changes.chunks.deleted):  # no manifest is written again for chunks that are not there
         present = present_chunks(context.files, base, changes.chunks.deleted)
         changes = replace(changes, chunks=replace(changes.chunks, present=present))
-    written_at = max(now(), base.facts.written_at + timedelta(microseconds=1))
+    written_at = check_year(max(now(), base.facts.written_at + timedelta(microseconds=1)))
     return plan_commit(
         base,
         changes,
         settings=context.config.chunk_manifests,
         new_ids=fresh_ids(),
-        started_at=min(started_at, written_at),
+        started_at=min(started_at, written_at) if is_moment(started_at) else written_at,
         written_at=written_at,
         message=message,
         properties=properties,
@@ -107,7 +111,7 @@ def write(
         lambda: _write_files(context, finished.files),
         lambda: context.catalog.confirm(tip),
     )
-    _check_clock(context, finished.files[-1].key)
+    check_clock(context.storage, finished.files[-1].key)
     if pending is not None:
         pending.finish()
     _make_durable(context, planned)
@@ -191,12 +195,22 @@ def publish(context: Context, tip: Tip, finished: FinishedCommit) -> Tip:
     return new_tip
 
 
-def _check_clock(context: Context, key: str) -> None:
+def check_year(moment: datetime) -> datetime:
+    """Refuse to date a snapshot by a year that no reader takes for one."""
+    if not is_moment(moment):
+        raise StorageError(
+            f"this machine's clock, or the newest snapshot, says {moment:%Y-%m-%d %H:%M:%S} UTC, and no snapshot "
+            f"can be dated so: set the clock right, or reset the branch to a snapshot that is dated rightly"
+        )
+    return moment
+
+
+def check_clock(storage: Storage, key: str) -> None:
     """Refuse to date a snapshot by a clock that the place contradicts: all later ones would have to be later."""
-    there, here = context.storage.time_of_put(key), now()
+    there, here = storage.time_of_put(key), now()
     if there is not None and abs(there - here) > _CLOCK_DIFFERENCE:
         raise StorageError(
-            f"this machine's clock says {here:%Y-%m-%d %H:%M:%S} UTC, and {context.storage.url} says "
+            f"this machine's clock says {here:%Y-%m-%d %H:%M:%S} UTC, and {storage.url} says "
             f"{there:%Y-%m-%d %H:%M:%S}: a commit dated so would spoil the history. Set the clock right, "
             f"and commit again."
         )

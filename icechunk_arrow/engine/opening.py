@@ -17,6 +17,7 @@ from icechunk_arrow.core.plain_yaml import LONGEST_YAML_BYTES
 from icechunk_arrow.core.snapshot import SnapshotFacts
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.engine.catalog import SequenceCatalog, create_entry, read_entry
+from icechunk_arrow.engine.commit import check_clock, check_year
 from icechunk_arrow.engine.config import RepositoryConfig, SavedConfig, read_saved
 from icechunk_arrow.engine.context import Context, new_id, now
 from icechunk_arrow.engine.files import Files
@@ -291,7 +292,7 @@ def _begin_with_state(storage: Storage, place: Storage, choices: Choices) -> Sna
 def _first_snapshot(storage: Storage, *, state: bool) -> SnapshotFacts:
     """Write the snapshot without nodes that a repository begins with."""
     storage.require_writable()
-    moment, identity = now(), new_id()
+    moment, identity = check_year(now()), new_id()
     facts = SnapshotFacts(
         id=identity,
         repository=identity,
@@ -307,7 +308,9 @@ def _first_snapshot(storage: Storage, *, state: bool) -> SnapshotFacts:
         synced=storage.syncs,
     )
     data = structure.encode(structure.empty_snapshot(facts))
-    storage.put(key_of(FileKind.STRUCTURE, identity), data, header_metadata(FileKind.STRUCTURE))
+    key = key_of(FileKind.STRUCTURE, identity)
+    storage.put(key, data, header_metadata(FileKind.STRUCTURE))
+    check_clock(storage, key)
     storage.sync()
     return facts
 

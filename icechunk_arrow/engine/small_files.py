@@ -65,6 +65,8 @@ def write_small(
     while True:
         wanted = decide(present)
         if wanted == present:
+            if failure is not None or refusals:
+                storage.sync()  # it may be this caller's own file, of which no answer came
             return wanted
         if failure is not None:
             raise failure

@@ -236,8 +236,8 @@ class Spill(Struct):
         except OSError as error:
             raise StorageError(
                 f"references that are out of order are sorted on disk, and after {self._end} bytes "
-                f"{tempfile.gettempdir()} took no more: {error}. Set TMPDIR to a folder with more room, "
-                f"or give the references in the order of their coordinates."
+                f"{tempfile.tempdir or 'no temporary folder'} took no more: {error}. Set TMPDIR to a folder "
+                f"with more room, or give the references in the order of their coordinates."
             ) from error
         return places
 
@@ -245,8 +245,14 @@ class Spill(Struct):
         """Read batches back, one at a time."""
         assert self._file is not None
         for start, length in places:
-            self._file.seek(start)
-            data = self._file.read(length)
+            try:
+                self._file.seek(start)
+                data = self._file.read(length)
+            except OSError as error:
+                raise StorageError(
+                    f"what was sorted on disk cannot be read back from {tempfile.tempdir}: {error}. Set "
+                    f"TMPDIR to another folder, or give the references in the order of their coordinates."
+                ) from error
             assert len(data) == length
             yield _decode(data)
 

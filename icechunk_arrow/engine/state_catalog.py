@@ -136,6 +136,7 @@ class StateCatalog(Catalog):
                 # another writer, or ourselves with the answer lost and the request sent again
                 now = self.read()
                 if now.write_id == new.write_id:
+                    self._storage.sync()
                     return now
             except StorageError:
                 now = self.read()
@@ -143,6 +144,7 @@ class StateCatalog(Catalog):
                     now.generation > new.generation and has_effect(now)
                 ):
                     raise
+                self._storage.sync()  # that it is there does not say that it stays
                 return now
             else:
                 return new
@@ -179,6 +181,8 @@ class StateCatalog(Catalog):
         state = self.read()
         made = next((info.id for info in state.snapshots if info.id in snapshots), None)
         stands = state.branches.get(tip.branch) == tip.snapshot_id
+        if made is not None:
+            self._storage.sync()  # whoever is told of it must be able to rely on it
         return Fate(made=made, is_open=made is None and stands)
 
     def create_branch(self, name: str, snapshot: SnapshotInfo) -> None:

@@ -1,5 +1,5 @@
 # Strings and descriptors, not paths: pathlib costs more than these system calls.
-# ruff: noqa: PTH114
+# ruff: noqa: PTH114, PTH208
 """What the operating system offers for files that are whole or absent, stay, and lie where their name says.
 
 Owns the calls that Python has no name for, what differs between systems, and the list of what one handle has
@@ -14,6 +14,7 @@ where not.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -22,7 +23,9 @@ import re
 import stat
 import sys
 import threading
+import unicodedata
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -31,7 +34,7 @@ from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from icechunk_arrow.storage.port import Flat
 
@@ -63,7 +66,24 @@ _MANY_BYTES = 1 << 18
 _SMALL_READ = 1 << 20
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
+_WAYS_OUT = {
+    errno.ENOSPC: "the volume is full; make room there, and do it again",
+    errno.EDQUOT: "make room there or have more allowed, and do it again",
+    errno.EFBIG: "the volume, or a limit of this process (ulimit -f), takes no file so large",
+    errno.EMFILE: "this process has too many open; close some, or raise its limit (ulimit -n)",
+    errno.ENFILE: "all processes of this machine have too many open",
+    errno.ESTALE: "the file server has another volume there now; open the repository anew",
+}
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LostWriteError(OSError):
+    """The system could not write out what it had taken; it says so once and forgets."""
+
+
+class OtherSpellingError(FileNotFoundError):
+    """A name is not there, and leads to something of another spelling on a volume that folds letters."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -111,6 +131,13 @@ _PLAIN = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS))
 _BENEATH = ctypes.pointer(_OpenHow(READ_FLAGS, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH))
 
 
+def told(error: OSError) -> str:
+    """Say what the system says, and the way out where there is one."""
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    said = error.strerror or str(error)
+    return said if way_out is None else f"{said} ({way_out})"
+
+
 def _syncfs_tells_errors() -> bool:
     """Before Linux 5.8 syncfs answered success even when writing had failed."""
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
@@ -132,7 +159,7 @@ def sync_filesystem(fd: int) -> None:
     """
     if _syncfs(fd) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise LostWriteError(number, os.strerror(number))
 
 
 def sync_tree(root: str) -> None:
@@ -163,10 +190,20 @@ def start_writeback(fd: int) -> None:
 def sync_file(fd: int) -> None:
     """Return when a file survives a power cut."""
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
-    if full is None:
-        os.fsync(fd)
-    else:
-        fcntl.fcntl(fd, full)
+    with _lost():
+        if full is None:
+            os.fsync(fd)
+        else:
+            fcntl.fcntl(fd, full)
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """Say that it is lost what the system could not write out."""
+    try:
+        yield
+    except OSError as error:
+        raise LostWriteError(error.errno, error.strerror) from error
 
 
 def sync_folder(path: str) -> None:
@@ -177,12 +214,30 @@ def sync_folder(path: str) -> None:
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
-    except OSError as error:
+        with _lost():
+            os.fsync(fd)
+    except LostWriteError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise
     finally:
         os.close(fd)
+
+
+def check_spelling(folder: str, name: str) -> None:
+    """Refuse an entry of a folder that is there by a name whose letters are larger or smaller."""
+    other = name.swapcase()
+    if other == name:
+        return
+    try:
+        if not os.path.samestat(os.lstat(f"{folder}/{other}"), os.lstat(f"{folder}/{name}")):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    form = partial(unicodedata.normalize, "NFC")  # some volumes tell names in another form
+    there = list(map(form, os.listdir(folder)))
+    if form(name) not in there:
+        known = next((each for each in there if each.casefold() == form(name).casefold()), other)
+        raise OtherSpellingError(errno.ENOENT, f"it is called {known!r} there", f"{folder}/{name}")
 
 
 def rename_new(source: str, target: str, *, src_dir_fd: int = _AT_FDCWD) -> None:
@@ -353,8 +408,19 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    def close(self) -> None:
+        """Close it now: some file servers, and file systems of programs, say only then that they took nothing."""
+        fd = self.fd
+        del self.fd
+        with _lost():
+            os.close(fd)
+
+    def flush(self) -> None:
+        """Hear what :meth:`close` would tell, and keep it open."""
+        Descriptor(os.dup(self.fd)).close()
+
     def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        if hasattr(self, "fd"):  # an interrupt may come before it is set
+        if hasattr(self, "fd"):  # it was closed, or an interrupt came before it was set
             _close(self.fd)
 
 
@@ -363,6 +429,8 @@ class _Batch(Struct, eq=False):
 
     files: list[Descriptor] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
+    owed: set[str] = field(default_factory=set)
+    """Folders in which a name may have been given, by a call whose outcome nobody knows."""
     volumes: set[Descriptor] = field(default_factory=set)
     whole: bool = False
     """Whether there are so many files that the volumes are synced instead of them."""
@@ -372,13 +440,13 @@ class _Batch(Struct, eq=False):
         if self.whole:
             for volume in self.volumes:
                 sync_filesystem(volume.fd)
-            return
-        if len(self.files) > 1:
+        else:
+            if len(self.files) > 1:
+                for file in self.files:
+                    start_writeback(file.fd)
             for file in self.files:
-                start_writeback(file.fd)
-        for file in self.files:
-            sync_file(file.fd)
-        for folder in sorted(self.folders):
+                sync_file(file.fd)
+        for folder in sorted(self.owed if self.whole else self.folders | self.owed):
             sync_folder(folder)
 
 
@@ -419,40 +487,73 @@ class Unsynced:
     def add(self, file: Descriptor, folder: str, volume: Descriptor | None) -> None:
         """Take over an open file that was written in a folder, and the volume that was watched."""
         with self._lock:
+            self._check()
             waiting = self._waiting
             if volume is not None:
                 waiting.volumes.add(volume)
-            if waiting.whole:
-                return
             waiting.files.append(file)
             waiting.folders.add(folder)
-            if len(waiting.files) <= FEW:
+            if not waiting.whole and len(waiting.files) <= FEW:
                 return
-            if volume is not None:
+            closing: list[Descriptor] = []
+            if volume is not None or waiting.whole:
                 waiting.whole = True
-                waiting.files.clear()
-                return
-        self.sync()
+                closing, waiting.files = waiting.files, []
+        if not closing:
+            self.sync()
+        try:
+            while closing:
+                closing.pop().close()
+        except LostWriteError as error:
+            raise self.fail(error) from error
+
+    def owe(self, folder: str) -> None:
+        """Have the next sync make the names in a folder durable, too: one may have been given there."""
+        with self._lock:
+            self._waiting.owed.add(folder)
+
+    def sync_names(self, folder: str) -> None:
+        """Return when the names in a folder are durable; after a failure the next :meth:`sync` owes that."""
+        try:
+            sync_folder(folder)
+        except OSError:
+            self.owe(folder)
+            raise
+
+    def fail(self, error: LostWriteError) -> StorageError:
+        """Never again say that what was written is durable; give the error that says so."""
+        self._failure = (
+            f"what was written could not be made durable ({told(error)}) and may be "
+            "lost: open the place anew and write it again"
+        )
+        with self._lock:
+            self._waiting, self._saving = _Batch(), []  # nothing stays open for it
+        return StorageError(self._failure)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise StorageError(self._failure)
 
     def sync(self) -> None:
         """Return when everything added so far is durable.
 
-        After a failure it fails for ever: the system forgets what it could not write, so a second
-        try would succeed without the data being there. After an interrupt the next one begins anew.
+        What the system could not write out it forgets, so a second try would succeed without the data being
+        there: then this fails for ever. After an interrupt, or where a folder could not be opened, the next one
+        begins anew.
         """
         with self._turn:
-            if self._failure is not None:
-                raise StorageError(self._failure)
+            self._check()
             with self._lock:
                 self._saving.append(self._waiting)
                 self._waiting = _Batch()
             try:
                 for batch in self._saving:
                     batch.save()
+            except LostWriteError as error:
+                raise self.fail(error) from error
             except OSError as error:
-                self._failure = (
-                    f"what was written could not be made durable ({error.strerror}) and may be "
-                    "lost: open the place anew and write it again"
-                )
-                raise StorageError(self._failure) from error
+                raise StorageError(
+                    f"what was written could not be made durable yet ({told(error)}); it is not "
+                    "lost: try again"
+                ) from error
             self._saving = []

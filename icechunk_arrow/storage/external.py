@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_arrow.errors import ObjectNotFoundError, SourceChangedError, StorageError
 from icechunk_arrow.storage.answers import MICRO, Part, RedirectedError, bare_etag, local_etag
-from icechunk_arrow.storage.disk import leads_over_link, open_beneath, read_range
+from icechunk_arrow.storage.disk import leads_over_link, open_beneath, read_range, told
 from icechunk_arrow.storage.forked_children import renew_in_forks
 from icechunk_arrow.storage.open import open_address
 
@@ -172,7 +172,7 @@ def _local_error(error: OSError, url: str, folder: str) -> Exception:
         return StorageError(
             f"{url} is not a file: it is a folder, a pipe or a device", location=url
         )
-    return StorageError(f"{url} could not be read: {error.strerror}", location=url)
+    return StorageError(f"{url} could not be read: {told(error)}", location=url)
 
 
 def _missing(url: str) -> ObjectNotFoundError:

@@ -15,6 +15,8 @@ Owns the order of system calls that makes creation atomic and durable. Knows no 
   what is replaced or deleted is named by its writer.
 - Symbolic links below the root are not followed, neither files nor folders: a repository got from
   elsewhere must not read files outside of it. The root itself may be one.
+- A volume may take ``Main`` and ``main`` for one name. What is there by another spelling is not there: else a
+  branch would show, and move, another one.
 - Files are opened for every read: a cached descriptor would save 4 of 7 microseconds, and spend
   2 of them on finding out whether the name still leads to the same file.
 """
@@ -136,7 +138,8 @@ class LocalStorage(Storage):
     def require_writable(self) -> None:
         """See :meth:`Storage.require_writable`."""
         with self._writing(SCRATCH):
-            self._explore()
+            if self._explore().way is Way.NONE and not self._unsafe:
+                self._explore(again=True)  # it may have been so for a while only
         super().require_writable()
 
     def get(self, key: str, *, limit_bytes: int | None = None) -> bytes:
@@ -199,6 +202,9 @@ class LocalStorage(Storage):
         path = self._path(key)
         with self._writing(key):
             file, volume = self._write_new(key, path, flat_pieces(data))
+            if not self._durable:
+                with _removed_after_failure(path):
+                    file.close()
         if self._durable:
             self._unsynced.add(file, os.path.dirname(path), volume)
 
@@ -228,23 +234,37 @@ class LocalStorage(Storage):
         of nothing that a power cut takes back. Looking first whether the name is taken saves a loser the file, and
         decides nothing. Where the volume has neither call the file is made in place, which refuses a taken name
         too, but shows a part to readers meanwhile: only a caller that chose ``"unsafe"`` comes there.
+
+        After a failure of the call that gives the name, or of the sync behind it, nobody knows whether the name
+        stands and stays: the next :meth:`sync` sees to it that it stays.
         """
         path = self._path(key)
         self.require_writable()
         with self._writing(key):
+            self._folders.make(key.rpartition("/")[0])
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, "it is there already", path)
             way = self._explore().way
             if way is Way.NONE:
-                file, _ = self._write_new(key, path, flat_pieces(data))
+                file, volume = self._write_new(key, path, flat_pieces(data))
                 if self._durable:
-                    disk.sync_file(file.fd)
-            else:
-                self._folders.make(key.rpartition("/")[0])
-                with self._scratch.file(data) as unfinished:
-                    give_name(way, unfinished, path)
+                    self._unsynced.add(file, os.path.dirname(path), volume)
+                    self._unsynced.sync()
+                return
+            with self._scratch.file(data) as unfinished, self._naming(path):
+                give_name(way, unfinished, path)
             if self._durable:
-                disk.sync_folder(os.path.dirname(path))
+                self._unsynced.sync_names(os.path.dirname(path))
+
+    @contextlib.contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Remember a name that may be given although the call failed: its first answer may have been lost."""
+        try:
+            yield
+        except OSError:
+            if self._durable:
+                self._unsynced.owe(os.path.dirname(path))
+            raise
 
     def replace(self, key: str, data: bytes, token: Token) -> None:
         """See :meth:`Storage.replace`."""
@@ -253,7 +273,7 @@ class LocalStorage(Storage):
         if not self.exists(key):
             raise gone
         with self._writing(key):
-            if not self._explore().locks:
+            if not self._explore().locks and not self._explore(again=True).locks:
                 raise ReadOnlyError(f"{self._root}: {NO_LOCKS}", key=key)
             with self._scratch.lock(hashlib.sha256(key.encode()).hexdigest()[:32]):
                 try:
@@ -262,10 +282,10 @@ class LocalStorage(Storage):
                     raise gone from None
                 if present != token:
                     raise PreconditionFailedError(f"{key!r} in {self.url} has changed", key=key)
-                with self._scratch.file(data) as unfinished:
+                with self._scratch.file(data) as unfinished, self._naming(path):
                     os.replace(unfinished.name, path, src_dir_fd=unfinished.folder)
                 if self._durable:
-                    disk.sync_folder(os.path.dirname(path))
+                    self._unsynced.sync_names(os.path.dirname(path))
 
     def overwrite(self, key: str, data: bytes) -> None:
         """See :meth:`Storage.overwrite`."""
@@ -279,7 +299,7 @@ class LocalStorage(Storage):
     def time_of_put(self, key: str) -> datetime | None:
         """See :meth:`Storage.time_of_put`."""
         try:
-            return datetime.fromtimestamp(os.stat(self._path(key)).st_mtime, UTC)  # noqa: PTH116
+            return _modified(os.stat(self._path(key)))  # noqa: PTH116
         except OSError:
             return None
 
@@ -333,12 +353,8 @@ class LocalStorage(Storage):
         except FileNotFoundError:  # another process removed the folder
             self._folders.forget()
             file, volume = self._open_new(key, path)
-        try:
+        with _removed_after_failure(path):
             disk.write_pieces(file.fd, pieces)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
         return file, volume
 
     def _open_new(self, key: str, path: str) -> tuple[Descriptor, Descriptor | None]:
@@ -346,11 +362,11 @@ class LocalStorage(Storage):
         volume = self._unsynced.watch(os.path.dirname(path)) if self._durable else None
         return Descriptor(os.open(path, _NEW_FILE, 0o666)), volume
 
-    def _explore(self) -> Volume:
-        """Find out what the volume can do; once, with the first write."""
-        if self._volume is None:
+    def _explore(self, *, again: bool = False) -> Volume:
+        """Find out what the volume can do; once, with the first write, and where that is not enough."""
+        if self._volume is None or again:
             with self._volume_lock:
-                if self._volume is None:
+                if self._volume is None or again:
                     self._folders.make("")
                     volume = self._scratch.explore()
                     if volume.way is Way.NONE and self._unsafe:
@@ -390,17 +406,18 @@ class LocalStorage(Storage):
                 continue
             try:
                 facts = os.lstat(self._base + key)
-            except FileNotFoundError:  # deleted meanwhile
-                continue
-            modified = datetime.fromtimestamp(facts.st_mtime, UTC)
-            yield ObjectInfo(key=key, size_bytes=facts.st_size, modified=modified)
+            except OSError as error:
+                if error.errno in _ABSENT:  # deleted meanwhile
+                    continue
+                raise self._read_error(error, key) from error
+            yield ObjectInfo(key=key, size_bytes=facts.st_size, modified=_modified(facts))
 
     def _read_error(self, error: OSError, key: str) -> IcechunkArrowError:
         if error.errno in _ABSENT:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.url}", key=key)
         if error.errno == errno.ELOOP:
             return self._link_error(error, key)
-        return StorageError(f"{key!r} in {self.url} cannot be read: {error.strerror}", key=key)
+        return StorageError(f"{key!r} in {self.url} cannot be read: {disk.told(error)}", key=key)
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
@@ -413,6 +430,14 @@ class LocalStorage(Storage):
             raise self._write_error(error, key) from error
 
     def _write_error(self, error: OSError, key: str) -> IcechunkArrowError:
+        if isinstance(error, disk.LostWriteError) and self._durable:
+            return self._unsynced.fail(error)
+        if isinstance(error, disk.OtherSpellingError):
+            return InvalidInputError(
+                f"{key!r} cannot be written in {self.url}: this volume takes large and small letters "
+                f"for the same, and {error.strerror}; choose another name",
+                key=key,
+            )
         if isinstance(error, FileExistsError):
             return AlreadyExistsError(f"{key!r} is there already in {self.url}", key=key)
         if error.errno in _FORBIDDEN:
@@ -421,7 +446,7 @@ class LocalStorage(Storage):
             return InvalidInputError(f"{key!r} is too long a name for {self.url}", key=key)
         if error.errno == errno.ELOOP:
             return self._link_error(error, key)
-        return StorageError(f"{key!r} in {self.url} cannot be written: {error.strerror}", key=key)
+        return StorageError(f"{key!r} in {self.url} cannot be written: {disk.told(error)}", key=key)
 
     def _link_error(self, error: OSError, key: str) -> StorageError:
         return StorageError(
@@ -441,15 +466,16 @@ class _Folders:
         self._made: set[str] = set()
 
     def check_plain(self, key: str) -> None:
-        """Refuse a key below a symbolic link; a folder found right is not looked at again."""
+        """Refuse a key below a symbolic link or of another spelling; what was right is not looked at again."""
         folder = key.rpartition("/")[0]
         if not folder or folder in self._plain:
             return
         place = self._root
         for part in folder.split("/"):
-            place = f"{place}/{part}"
+            above, place = place, f"{place}/{part}"
             if stat.S_ISLNK(os.lstat(place).st_mode):
                 raise OSError(errno.ELOOP, "a folder is a symbolic link", place)
+            disk.check_spelling(above, part)
         self._plain.add(folder)
 
     def make(self, folder: str) -> None:
@@ -484,6 +510,25 @@ class _Folders:
             # a folder of another user may be one that cannot be opened, only passed through
             with contextlib.nullcontext() if is_new else contextlib.suppress(PermissionError):
                 disk.sync_folder(above)
+
+
+def _modified(facts: os.stat_result) -> datetime | None:
+    """When a file was written; None for a time that no calendar has, which anybody may give it."""
+    try:
+        return datetime.fromtimestamp(facts.st_mtime, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+@contextlib.contextmanager
+def _removed_after_failure(path: str) -> Iterator[None]:
+    """Let no part of a file stay that was just made."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _refuse_link(path: str) -> None:

@@ -136,7 +136,10 @@ class Storage(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when everything put through this handle so far survives a power cut."""
+        """Return when everything put through this handle so far survives a power cut.
+
+        So does then what a :meth:`create` or :meth:`replace` wrote that raised, where it turns out to be there.
+        """
 
     def sync_everything(self) -> None:
         """As :meth:`sync`, for what was put through any handle, and that a file names, so far."""

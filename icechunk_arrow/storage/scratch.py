@@ -117,8 +117,13 @@ class ScratchFolder:
         """Write a file, as durably as the place is unless that is no matter, and remove what is left of it."""
         with self._opened() as folder, _new_file(folder) as (name, file):
             disk.write_pieces(file.fd, flat_pieces(data))
-            if durable and self._durable:
-                disk.sync_file(file.fd)
+            try:
+                if durable and self._durable:
+                    disk.sync_file(file.fd)
+                else:
+                    file.flush()
+            except disk.LostWriteError as error:  # this file goes, and the next one is another
+                raise OSError(error.errno, error.strerror) from error
             yield Unfinished(folder, name)
 
     @contextlib.contextmanager
@@ -143,15 +148,20 @@ class ScratchFolder:
     def tidy(self) -> None:
         """Remove what crashes left here long ago: plain files with names that are only given here.
 
-        Lock files are used again and stay.
+        Clocks are set, and that of a file server is another one: what a process holds its lock on is not old,
+        whatever its time says. Lock files are used again and stay.
         """
-        oldest = clock.now().timestamp() - _LEFT_OVER_SECONDS
+        now = clock.now().timestamp()
         with contextlib.suppress(OSError), self._opened() as folder:
             for name in filter(_UNFINISHED.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
-                        os.unlink(name, dir_fd=folder)
+                    age = now - status.st_mtime
+                    if stat.S_ISREG(status.st_mode) and abs(age) > _LEFT_OVER_SECONDS:
+                        left = _is_left(folder, name)
+                        # a time to come says nothing, but where locks work nobody has the file
+                        if left or (left is None and age > 0):
+                            os.unlink(name, dir_fd=folder)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -198,10 +208,12 @@ class ScratchFolder:
 
 @contextlib.contextmanager
 def _new_file(folder: int) -> Iterator[tuple[str, Descriptor]]:
-    """Make a file, and remove its name afterwards, where it still has it."""
+    """Make a file, and remove its name afterwards, where it still has it; meanwhile it is locked."""
     name = _fresh_name()
     file = Descriptor(os.open(name, _NEW_FILE, 0o666, dir_fd=folder))
     try:
+        with contextlib.suppress(OSError):  # not every volume has locks
+            fcntl.flock(file.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield name, file
     finally:
         _remove(folder, name)
@@ -225,6 +237,18 @@ def _can_lock(folder: int) -> bool:
             if error.errno not in _LOCKS_UNKNOWN:
                 raise
             return False
+
+
+def _is_left(folder: int, name: str) -> bool | None:
+    """Whether no process has a file any more; None where the volume cannot tell."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = Descriptor(os.open(name, flags, dir_fd=folder))
+    try:
+        return _try_lock(file.fd)
+    except OSError as error:
+        if error.errno not in _LOCKS_UNKNOWN:
+            raise
+        return None
 
 
 def _try_lock(fd: int) -> bool:

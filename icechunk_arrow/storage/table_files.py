@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.spec import AbstractFileSystem
 
-from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError
+from icechunk_arrow.errors import CorruptFileError, ObjectNotFoundError, StorageError
+from icechunk_arrow.storage.disk import told
 from icechunk_arrow.storage.forked_children import renew_in_forks
 
 if TYPE_CHECKING:
@@ -257,6 +258,10 @@ def _check_local(root: str, groups: Iterable[FileGroup]) -> None:
             status = os.lstat(root + key)
         except FileNotFoundError as error:
             raise _gone(key, owners[key], root) from error
+        except OSError as error:
+            raise StorageError(
+                f"{root}{key} of {owners[key]} cannot be read: {told(error)}", key=key
+            ) from error
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             raise CorruptFileError(
                 f"{root}{key} of {owners[key]} is damaged: it should be a file of {size} bytes. Restore it "

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -349,3 +350,17 @@ def test_an_interrupt_ends_a_query(shell: Shell) -> None:
             running.kill()
 
     assert (running.returncode, out, err) == (130, "", "")
+
+
+FULL = ["log weather", "log weather --format csv", "tree weather", "schema", "--help", "--version"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_an_output_that_is_full_is_told_in_one_line(shell: Shell) -> None:
+    """Where standard output takes no more the command fails and says so, whatever it prints."""
+    lines = "; ".join(f"icechunk-arrow {line} > /dev/full; echo $?" for line in FULL)
+    done = shell.bash(lines)
+
+    assert done.stdout.split() == ["1"] * len(FULL)
+    said = "icechunk-arrow: standard output cannot be written: No space left on device"
+    assert done.stderr.splitlines() == [said] * len(FULL)

@@ -367,6 +367,22 @@ def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert manifest_names(place.storage) == []
 
 
+def test_no_temporary_folder_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every folder for temporary files is full or closed there is none to be named, and a way out."""
+
+    def nowhere(**_: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
+    place = BulkPlace({"/a": view_of("/a", 3, (200,))})
+    with pytest.raises(StorageError, match=r"no temporary folder.*No usable.*TMPDIR"):
+        place.stage("/a", pieces(whole("/a", 200)[::-1], paths=False))
+
+    assert manifest_names(place.storage) == []
+
+
 def test_what_streams_in_order_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in order become manifests without a temporary file, several arrays one after the other too."""
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
