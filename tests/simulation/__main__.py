@@ -19,10 +19,14 @@ from tests.simulation.storms import by_processes
 def main() -> int:
     """Run, print, and say whether all went well."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first one; each schedule has its own")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the first one; each schedule has its own"
+    )
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--catalog", choices=["branches", "state"], default="")
-    parser.add_argument("--planted", choices=[*DEFECTS], default="", help="a defect that is to be found")
+    parser.add_argument(
+        "--planted", choices=[*DEFECTS], default="", help="a defect that is to be found"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--kept", type=Path, help="run a schedule that was written down")
     given = parser.parse_args()

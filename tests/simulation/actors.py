@@ -160,14 +160,11 @@ class Actor:
     def _judge(self, error: BaseException) -> None:
         """Look whether something happened that an error may come of."""
         suffered = self._thread.suffered
-        if isinstance(error, KeyboardInterrupt):
-            if suffered & {"interrupt", "interrupt after"}:
-                return
-        elif self._is_stale:
+        if isinstance(error, KeyboardInterrupt) and suffered & {"interrupt", "interrupt after"}:
             return
-        elif isinstance(error, ConflictError | AlreadyExistsError | RefNotFoundError):
+        if self._is_stale or isinstance(error, ConflictError | AlreadyExistsError | RefNotFoundError):
             return
-        elif isinstance(error, StorageError):
+        if isinstance(error, StorageError):
             if suffered & {"fail", "lost", "late", "double", "cut"}:
                 return
             if self._unknown and "may still arrive" in str(error):
@@ -177,6 +174,9 @@ class Actor:
         elif isinstance(error, FormatError | NotFoundError):
             if "cut" in suffered:
                 return
+        elif isinstance(error, ReadOnlyError) and self._session is not None and self._unknown:
+            self._was_made(self._session)
+            return
         text = f"{type(error).__name__}, although nothing happened but {sorted(suffered)}: {error}"
         raise Violation("error", text) from error
 
@@ -354,12 +354,16 @@ class Actor:
     def _was_acknowledged(self, snapshot_id: str) -> None:
         name = self._model.name_of(snapshot_id)
         if name not in self._unknown:
-            raise Violation("history", f"{self._group} is told that it made {snapshot_id}, which is {name!r}")
+            raise Violation(
+                "history", f"{self._group} is told that it made {snapshot_id}, which is {name!r}"
+            )
         if self._begun <= self._watch.wiped:  # it may have been before that
             self._leave()
             return
         if snapshot_id not in self._watch.commits:
-            raise Violation("acknowledged", f"{name} was acknowledged as {snapshot_id}, which no branch has")
+            raise Violation(
+                "acknowledged", f"{name} was acknowledged as {snapshot_id}, which no branch has"
+            )
         self.acknowledged.append(snapshot_id)
         self._leave()
 
@@ -382,7 +386,9 @@ class Actor:
         assert self._reader is not None
         self._compare(self._reader, self._model.tree_of(self._read_id).contents())
         if self._reader.snapshot_id != self._read_id:
-            raise Violation("moved", f"a reader of {self._read_id} stands at {self._reader.snapshot_id}")
+            raise Violation(
+                "moved", f"a reader of {self._read_id} stands at {self._reader.snapshot_id}"
+            )
 
     def _history(self, op: Operation) -> None:
         found = [info.id for info in self._open_repository().ancestry(branch=op["branch"])]
@@ -470,5 +476,6 @@ class _Child:
         except (IcechunkArrowError, KeyboardInterrupt) as error:
             is_stale = self._opened <= self._parent._watch.wiped
             if not (thread.suffered - {"clock", "delay"}) and not is_stale:
-                raise Violation("error", f"{error!r} in a fork to which nothing happened") from error
-
+                raise Violation(
+                    "error", f"{error!r} in a fork to which nothing happened"
+                ) from error

@@ -50,7 +50,9 @@ class Shown(Tree):
     def contents(self) -> Contents:
         """What a reader sees."""
         return {
-            path: node.attributes if isinstance(node, Group) else {p[0]: c for p, c in node.data.items()}
+            path: node.attributes
+            if isinstance(node, Group)
+            else {p[0]: c for p, c in node.data.items()}
             for path, node in self.nodes.items()
         }
 
@@ -65,7 +67,10 @@ SETUP: list[Operation] = [
     {"op": "create_group", "path": "/"},
     {"op": "create_group", "path": "/g"},
     *({"op": "create", "path": path, "uid": i + 1} for i, path in enumerate(PATHS)),
-    *({"op": "put", "path": "/a", "place": i, "size": size, "uid": 9} for i, size in ((0, 4), (1, 20))),
+    *(
+        {"op": "put", "path": "/a", "place": i, "size": size, "uid": 9}
+        for i, size in ((0, 4), (1, 20))
+    ),
 ]
 
 

@@ -48,7 +48,9 @@ def _overrun_state(patch: pytest.MonkeyPatch) -> None:
             )
 
         state = self._change(decide, lambda _: False)
-        return state_catalog.Tip(branch=tip.branch, snapshot_id=snapshot.id, position=state.generation)
+        return state_catalog.Tip(
+            branch=tip.branch, snapshot_id=snapshot.id, position=state.generation
+        )
 
     patch.setattr(StateCatalog, "advance", advance)
 

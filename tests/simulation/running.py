@@ -106,7 +106,9 @@ def _image(catalog: str, number: int) -> dict[str, Item]:
         with _in(shared, lambda: SimulatedStorage(shared, None)) as _:
             draws = iter(range(10**6))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(chance, "draw", lambda n: _drawn(f"{catalog}{number}", next(draws), n))
+                patch.setattr(
+                    chance, "draw", lambda n: _drawn(f"{catalog}{number}", next(draws), n)
+                )
                 Repository.create(URL, catalog=catalog)  # without settings: to read YAML takes long
                 repo = Repository.open(URL, config=CONFIG)
                 session = repo.writable_session("main")

@@ -7,7 +7,7 @@ also after some of it was left out.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,7 +17,9 @@ Operation = dict[str, Any]
 Decision = dict[str, Any]
 """At one call: ``to``, an actor that goes on instead; ``fault``, what goes wrong, with its numbers."""
 
-READS = frozenset({"get", "get_range", "get_tail", "get_versioned", "exists", "list", "list_folders"})
+READS = frozenset(
+    {"get", "get_range", "get_tail", "get_versioned", "exists", "list", "list_folders"}
+)
 CUT = frozenset({"get", "get_range", "get_tail", "get_versioned"})
 WRITES = frozenset({"put", "create", "replace", "overwrite", "delete", "sync"})
 REQUESTS = frozenset({"put", "create", "replace"})
@@ -119,9 +121,9 @@ class Dice:
             decision["to"] = rng.choice(others)
         if method and rng.random() < schedule.failing:
             possible = may_go_wrong(method, lingering=schedule.lingering)
-            kind = rng.choice(possible)
-            if kind in schedule.kinds:
-                decision["fault"] = kind
+            possible = [kind for kind in possible if kind in schedule.kinds]
+            if possible:
+                kind = decision["fault"] = rng.choice(possible)
                 if kind in {"late", "stale"}:
                     decision["ticks"] = rng.randint(1, 40)
                 elif kind == "cut":
@@ -194,11 +196,14 @@ def drawn(seed: int, catalog: str = "", operations: int = 0) -> Schedule:
         someone = rng.choice(sorted(actors))
         actors[someone].insert(rng.randrange(most), {"id": most, "op": "remake"})
     kinds = FAULTS if rng.random() < 0.5 else tuple(rng.sample(FAULTS, rng.randint(1, 4)))
+    lingering = rng.random() < 0.4
+    if lingering and rng.random() < 0.3:
+        kinds = ("late", "fail")
     return Schedule(
         seed=seed,
         catalog=catalog or chosen,
         actors=actors,
-        lingering=rng.random() < 0.4,
+        lingering=lingering,
         tells_time=rng.random() < 0.7,
         ordered=rng.random() < 0.6,
         switching=rng.choice([0.03, 0.1, 0.3, 0.6]),
@@ -248,7 +253,10 @@ def _operation(rng: Random, number: int, name: str) -> Operation:
                 "back": rng.randrange(3),
             }
         case "tag":
-            found |= {"do": rng.choice(["create", "create", "delete"]), "tag": f"t{rng.randrange(2)}"}
+            found |= {
+                "do": rng.choice(["create", "create", "delete"]),
+                "tag": f"t{rng.randrange(2)}",
+            }
         case "compact" | "rewrite" | "history":
             found["branch"] = _branch(rng)
     return found

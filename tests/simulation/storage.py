@@ -1,7 +1,7 @@
 """A place in memory that keeps the protocol's promises and nothing more: what is not synced may be lost.
 
-``Shared`` is the place, ``SimulatedStorage`` one process's handle on it. A handle without a process is that of whoever
-looks from outside: nothing happens to it.
+``Shared`` is the place, ``SimulatedStorage`` one process's handle on it. A handle without a process belongs to
+whoever looks from outside: nothing happens to it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class SimulatedStorage(Storage):
         self._shared.lose(self._process)
         raise Died
 
-    def _bytes(self, method: str, key: str, effect: Callable[[], tuple[bytes, T]]) -> tuple[bytes, T]:
+    def _bytes(
+        self, method: str, key: str, effect: Callable[[], tuple[bytes, T]]
+    ) -> tuple[bytes, T]:
         (data, more), decision = self._run(method, key, effect)
         if decision.get("fault") == "cut":
             if key == "config.yaml":  # nothing in it tells, so the place has to notice

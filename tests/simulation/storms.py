@@ -29,7 +29,9 @@ def _told(outcome: Outcome, planted: str) -> str:
         [
             f"--- seed {outcome.schedule.seed}: {outcome.failure}",
             str(short.schedule),
-            "".join(traceback.format_exception(short.failure)) if short.failure else "(it went away)",
+            "".join(traceback.format_exception(short.failure))
+            if short.failure
+            else "(it went away)",
             "to be kept in tests/simulation/kept:",
             short.schedule.to_json(),
         ]

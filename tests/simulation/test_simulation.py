@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 SEED = 20_261_120
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
-FOUND: dict[str, tuple[int, int, str]] = {
-}
+FOUND: dict[str, tuple[int, int, str]] = {}
 """Of each planted defect: a seed, how many schedules from there on are enough, and the invariant that does not hold."""
 
 

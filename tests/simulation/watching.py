@@ -84,12 +84,16 @@ class Watch:
         if (branch, number) == ("main", 0):
             self.identity = snapshot
         if facts["repository"] != self.identity:
-            self.foreign += 1  # by one who began before the place was made anew; acknowledging looks at that
+            self.foreign += (
+                1  # by one who began before the place was made anew; acknowledging looks at that
+            )
             return
         self._there(snapshot, is_first=facts["parent"] is None)
         if "write_id" not in entry and number:
             if (facts["branch"], facts["sequence"]) != (branch, number):
-                raise Violation("identity", f"entry {number} of {branch} names {facts['branch']}'s {snapshot}")
+                raise Violation(
+                    "identity", f"entry {number} of {branch} names {facts['branch']}'s {snapshot}"
+                )
             self._commit(branch, snapshot)
         self._move(branch, snapshot)
 
@@ -102,7 +106,9 @@ class Watch:
             old_listed = [each["snapshot-id"] for each in before["snapshots"]]
             old_branches = _refs(before)[0]
             if state["generation"] != before["generation"] + 1:
-                raise Violation("gap", f"generation {state['generation']} after {before['generation']}")
+                raise Violation(
+                    "gap", f"generation {state['generation']} after {before['generation']}"
+                )
             if state["write-id"] == before["write-id"] or state["id"] != before["id"]:
                 raise Violation("identity", "the state's id or write-id is not right")
         else:
@@ -136,12 +142,16 @@ class Watch:
         facts = model.facts_of(snapshot)
         tip = self.tip(branch)
         if facts["parent"] != tip:
-            raise Violation("parent", f"{snapshot} is on {facts['parent']}, and {branch} stood at {tip}")
+            raise Violation(
+                "parent", f"{snapshot} is on {facts['parent']}, and {branch} stood at {tip}"
+            )
         attempt = model.attempts.get(name)
         if attempt is None:
             raise Violation("history", f"nobody tried {name!r}")
         if attempt.is_refused:
-            raise Violation("refused", f"{name} came to be after its session was told that it had lost")
+            raise Violation(
+                "refused", f"{name} came to be after its session was told that it had lost"
+            )
         if self.groups.setdefault(attempt.group, snapshot) != snapshot:
             raise Violation("twice", f"{name}, of which another attempt came to be before")
         self.commits[snapshot] = self.shared.world.tick
@@ -199,7 +209,9 @@ class Watch:
         """From where a branch was moved to a snapshot since a tick."""
         moves = self.tips.get(branch, [])
         return {
-            before for (_, before), (when, after) in pairwise(moves) if after == snapshot and when >= tick
+            before
+            for (_, before), (when, after) in pairwise(moves)
+            if after == snapshot and when >= tick
         }
 
     def tags_since(self, name: str, tick: int) -> set[str | None]:

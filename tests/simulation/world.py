@@ -1,4 +1,4 @@
-"""One world: a virtual clock, actors of which exactly one runs, and the calls at which it may be another one's turn.
+"""One world: a virtual clock, actors of which exactly one runs, and the calls at which another one may go on.
 
 Every actor is a thread that waits for the baton. Whoever has it gives it away at calls of the storage, and between
 two operations, as the schedule says; so nothing else decides the order of things.
@@ -36,11 +36,11 @@ class Violation(AssertionError):  # noqa: N818 -- it is a finding
         return Violation, (self.rule, self.fact)
 
 
-class Died(BaseException):  # noqa: N818 -- no error: nothing may catch it as one
+class Died(BaseException):
     """The machine of an actor has stopped."""
 
 
-class Over(BaseException):  # noqa: N818 -- as above
+class Over(BaseException):
     """The world ends: something was found."""
 
 
@@ -288,4 +288,3 @@ class VirtualClock(Clock):
 
     def pause(self, seconds: float) -> None:
         self._world.elapsed += timedelta(seconds=seconds)
-
