@@ -1,0 +1,53 @@
+"""Defects that a storm of processes has to find: each undoes something by which the package bears forks.
+
+Owns how they are planted; what they look like, ``test_storm`` knows.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DEFECTS", "plant"]
+
+
+def _a_lock_that_is_not_renewed(patch: pytest.MonkeyPatch) -> None:
+    """A cache keeps its lock, which a thread may hold that the child does not have."""
+    from icechunk_arrow.engine.cache import ByteCache
+
+    patch.setattr(ByteCache, "renew_after_fork", lambda _: None)
+
+
+def _a_session_that_commits_in_a_child(patch: pytest.MonkeyPatch) -> None:
+    """A copy of a writable session does not know that it is one."""
+    from icechunk_arrow.engine.staging import OfOneProcess
+
+    patch.setattr(OfOneProcess, "_refuse_copy", lambda _: None)
+
+
+def _a_pool_without_threads(patch: pytest.MonkeyPatch) -> None:
+    """A store keeps a pool whose threads were not forked."""
+    from icechunk_arrow.zarr import IcechunkStore
+
+    patch.setattr(IcechunkStore, "renew_after_fork", lambda _: None)
+
+
+DEFECTS = {
+    "a lock that is not renewed": _a_lock_that_is_not_renewed,
+    "a session that commits in a child": _a_session_that_commits_in_a_child,
+    "a pool without threads": _a_pool_without_threads,
+}
+
+
+@contextmanager
+def plant(name: str) -> Iterator[None]:
+    """Plant a defect for a while; none, if it has no name."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name:
+            DEFECTS[name](patch)
+        yield
