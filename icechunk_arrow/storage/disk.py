@@ -353,6 +353,12 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    def close(self) -> None:
+        """Close it now."""
+        fd = self.fd
+        del self.fd
+        os.close(fd)
+
     def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         if hasattr(self, "fd"):  # an interrupt may come before it is set
             _close(self.fd)
