@@ -20,6 +20,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import icechunk_arrow.duckdb
 from icechunk_arrow import (
+    AlreadyExistsError,
     ConflictDetector,
     InvalidInputError,
     ReadOnlyError,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from icechunk_arrow.session import ForkSession
     from tests.processes.ledger import Place
 
-__all__ = ["ACTS", "READS", "SIMPLE", "Hands", "act"]
+__all__ = ["ACTS", "BY_ITSELF", "READS", "SIMPLE", "Hands", "act"]
 
 SECONDS = 60
 
@@ -169,55 +170,67 @@ def copy_reader(hands: Hands) -> None:
 # -- writing
 
 
-def _own(hands: Hands) -> tuple[Session, int]:
-    session = hands.repo.writable_session("main")
-    # after that: a child that was forked before has a session, and a token, of its own
-    return session, hands.place.new_token()
+class Own:
+    """A session, what it has to commit, and the process that may."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.place = hands.place
+        self.session = hands.repo.writable_session("main")
+        # after that: a child that was forked before has a session, and a token, of its own
+        self.process = os.getpid()
+        self.tokens = [self.place.new_token()]
+
+    def commit(self) -> None:
+        """Commit on top of whatever others did."""
+        message = " ".join(map(str, self.tokens))
+        try:
+            snapshot_id = self.session.commit(message, rebase_with=ConflictDetector())
+        except AlreadyExistsError:  # a child that went on had written a file of the same name
+            snapshot_id = self.session.commit(message, rebase_with=ConflictDetector())
+        assert os.getpid() == self.process, "a child committed what its parent had staged"
+        assert self.session.snapshot_id == snapshot_id
+        self.place.acknowledge(*self.tokens)
 
 
 def commit(hands: Hands) -> None:
-    """Write a row and commit it on top of whatever others did."""
-    session, token = _own(hands)
-    write_row(session, token, is_large=hands.chance.random() < 0.3)
-    snapshot_id = session.commit(str(token), rebase_with=ConflictDetector())
-    assert session.snapshot_id == snapshot_id
-    hands.place.acknowledge(token)
+    """Write a row and commit it."""
+    own = Own(hands)
+    write_row(own.session, own.tokens[0], is_large=hands.chance.random() < 0.3)
+    own.commit()
 
 
 def commit_through_zarr(hands: Hands) -> None:
     """The same, written through zarr's loop and the store's threads."""
-    session, token = _own(hands)
-    store = session.store
+    own = Own(hands)
+    (token,) = own.tokens
+    store = own.session.store
     store._sync = False
     zarr.open_array(store, path="w", mode="r+")[token] = np.full(WIDE, token + 1)
-    session.commit(str(token), rebase_with=ConflictDetector())
-    hands.place.acknowledge(token)
+    own.commit()
     store.close()
 
 
 def rebase(hands: Hands) -> None:
     """Lose a race to oneself, rebase by hand, and commit."""
-    session, token = _own(hands)
-    write_row(session, token)
+    own = Own(hands)
+    write_row(own.session, own.tokens[0])
     commit(hands)
-    session.rebase(ConflictDetector())
-    session.commit(str(token), rebase_with=ConflictDetector())
-    hands.place.acknowledge(token)
+    own.session.rebase(ConflictDetector())
+    own.commit()
 
 
 def fork_and_merge(hands: Hands) -> None:
     """Fork a session, have the forks written here and in a copy, and merge them."""
-    session, token = _own(hands)
-    tokens = [token, hands.place.new_token(), hands.place.new_token()]
-    write_row(session, token)
-    forks = [session.fork(), session.fork()]
+    own = Own(hands)
+    own.tokens += [hands.place.new_token(), hands.place.new_token()]
+    write_row(own.session, own.tokens[0])
+    forks = [own.session.fork(), own.session.fork()]
     if not hands.far_from_home:
         forks[0] = pickle.loads(pickle.dumps(forks[0]))
-    for fork, each in zip(forks, tokens[1:], strict=True):
+    for fork, each in zip(forks, own.tokens[1:], strict=True):
         write_row(fork, each, is_large=True)
-    session.merge(*forks)
-    session.commit(" ".join(map(str, tokens)), rebase_with=ConflictDetector())
-    hands.place.acknowledge(*tokens)
+    own.session.merge(*forks)
+    own.commit()
 
 
 def name_things(hands: Hands) -> None:
@@ -327,6 +340,11 @@ SIMPLE: dict[str, Callable[[Hands], None]] = {
     },
 }
 ACTS = {**SIMPLE, "in_threads": in_threads}
+
+BY_ITSELF = frozenset(SIMPLE) - {
+    *("query", "read_by_threads", "read_in_own_loop", "commit_through_zarr")
+}
+"""Where no other thread, no loop and no connection of DuckDB is needed: there a child can go on."""
 
 
 def act(hands: Hands, name: str) -> str:
