@@ -18,7 +18,7 @@ from tests.faults.interrupts import Interrupter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["HANDLERS", "Terminated", "after", "arriving", "at_line", "ended_by", "handled"]
+__all__ = ["ENDS", "HANDLERS", "Terminated", "after", "arriving", "at_line", "ended_by", "handled"]
 
 SECONDS = 60
 
@@ -37,8 +37,8 @@ def _exits(*_: object) -> None:
 
 HANDLERS: dict[str, Any] = {"raises": _raises, "exits": _exits, "default": signal.SIG_DFL}
 """What people do about ``SIGTERM``."""
-ENDS = {"raises": 0, "exits": 7, "default": -signal.SIGTERM}
-"""How a child ends that does not catch what its handler raises; 0 where the handler's own error is expected."""
+ENDS = {"exits": 7, "default": -signal.SIGTERM}
+"""How a process ends by them."""
 
 
 class _Signaller(Interrupter):
@@ -85,17 +85,18 @@ def after(seconds: float, work: Callable[[], Any]) -> str:
     return "done"
 
 
-def ended_by(way: str, stop_at: int, work: Callable[[], None]) -> int:
+def ended_by(
+    way: str, stop_at: int, prepare: Callable[[], Any], work: Callable[[Any], object]
+) -> int:
     """Have a forked child do something, to which ``SIGTERM`` comes at a line; give how it ended."""
     child = os.fork()
     if not child:
         code = 1
         try:
+            given = prepare()
             signal.signal(signal.SIGTERM, HANDLERS[way])
             sys.settrace(_Signaller(stop_at))
-            work()
-            code = 0
-        except Terminated:
+            work(given)
             code = 0
         except SystemExit as error:
             code = error.code  # type: ignore[assignment]
