@@ -256,6 +256,7 @@ def ended_at(name: str, catalog: str, way: str, stop_at: int, folder: Path) -> b
     return bool(found == then)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("way", ["exits", "default"])
 @pytest.mark.parametrize("catalog", CATALOGS)
 def test_a_process_that_ends_at_a_line(catalog: str, way: str, tmp_path: Path) -> None:

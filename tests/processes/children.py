@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SECONDS", "Child", "ForkAt", "end_if_it_hangs", "fork", "live"]
 
 SECONDS = 60
-"""After so long something hangs."""
+"""After so long something hangs; what waits for it has twice as long."""
 _PACKAGE = str(Path(icechunk_arrow.__file__).parent)
 
 
@@ -38,7 +38,7 @@ class Child:
 
     def wait(self) -> None:
         """Wait until it has ended well; say what it left, where it did not."""
-        deadline = time.monotonic() + SECONDS + 30
+        deadline = time.monotonic() + 2 * SECONDS + 30
         while time.monotonic() < deadline:
             ended, status = os.waitpid(self.process, os.WNOHANG)
             if ended:
@@ -61,14 +61,14 @@ def end_if_it_hangs(seconds: float) -> None:
     signal.alarm(round(seconds))
 
 
-def live(log: Path, life: Callable[[], None]) -> None:
-    """Live as a forked child, and end there."""
+def live(log: Path, life: Callable[[], None], seconds: int = 2 * SECONDS) -> None:
+    """Live as a forked child, and end there: after so long at the latest."""
     sys.settrace(None)
     code = 1
     try:
         descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 2)
-        end_if_it_hangs(SECONDS)
+        end_if_it_hangs(seconds)
         life()
         code = 0
     except BaseException:
@@ -77,13 +77,13 @@ def live(log: Path, life: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def fork(folder: Path, told: str, life: Callable[[], None]) -> Child:
+def fork(folder: Path, told: str, life: Callable[[], None], seconds: int = 2 * SECONDS) -> Child:
     """Have a child live."""
     log = folder / "children" / os.urandom(8).hex()
     log.touch()
     process = os.fork()
     if not process:
-        live(log, life)
+        live(log, life, seconds)
     return Child(process, log, told)
 
 
@@ -141,4 +141,4 @@ class ForkAt:
             live(log, self._life)
         else:
             os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
-            end_if_it_hangs(SECONDS)
+            end_if_it_hangs(2 * SECONDS)

@@ -44,12 +44,14 @@ def run(
         "busy": busy,
         "seconds": seconds,
     }
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}  # no pickle has them
+    login = {name: options[key] for name, key in keys.items()} if options else {}
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.processes.storm"),
             *(f"--{name}={value}" for name, value in words.items()),
         ],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, **login, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=seconds + 60,

@@ -66,7 +66,7 @@ class House:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(SECONDS)
+            thread.join(4 * SECONDS)
         assert not self._failures, self._failures[0]
         assert not any(thread.is_alive() for thread in self._threads), "a thread of the parent hangs"
 
@@ -139,6 +139,7 @@ def _live(hands: Hands, random: float, depth: int) -> None:
                 Path(hands.place.folder),
                 "a child of a child",
                 lambda mine=hands, seed=more: _live(mine, seed, depth + 1),  # type: ignore[misc]
+                SECONDS,
             ).wait()
 
 
@@ -192,7 +193,7 @@ def _through_multiprocessing(house: House, method: str) -> None:
         workers.append(worker)
         worker.start()
     for worker, log in zip(workers, logs, strict=True):
-        worker.join(SECONDS + 30)
+        worker.join(2 * SECONDS + 30)
         assert worker.exitcode == 0, f"{method}: {worker.exitcode}:\n{log.read_text()}"
     forks = [pickle.loads(Path(f"{log}.fork").read_bytes()) for log in logs]
     session.merge(*forks)
@@ -254,7 +255,7 @@ def by_thread(house: House) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SECONDS + 60)
+        thread.join(3 * SECONDS)
 
 
 WAYS: dict[str, tuple[Callable[[House], None], int]] = {
