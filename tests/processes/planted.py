@@ -6,12 +6,12 @@ Owns how they are planted; what they look like, ``test_storm`` knows.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["DEFECTS", "plant"]
 
@@ -37,10 +37,17 @@ def _a_pool_without_threads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IcechunkStore, "renew_after_fork", lambda _: None)
 
 
+class Defect(NamedTuple):
+    """What is wrong, and what a storm says of it."""
+
+    plant: Callable[[pytest.MonkeyPatch], None]
+    found: str
+
+
 DEFECTS = {
-    "a lock that is not renewed": _a_lock_that_is_not_renewed,
-    "a session that commits in a child": _a_session_that_commits_in_a_child,
-    "a pool without threads": _a_pool_without_threads,
+    "a lock that is not renewed": Defect(_a_lock_that_is_not_renewed, "engine/cache.py"),
+    "a session that commits in a child": Defect(_a_session_that_commits_in_a_child, "AssertionError"),
+    "a pool without threads": Defect(_a_pool_without_threads, "ended with -14"),
 }
 
 
@@ -49,5 +56,5 @@ def plant(name: str) -> Iterator[None]:
     """Plant a defect for a while; none, if it has no name."""
     with pytest.MonkeyPatch.context() as patch:
         if name:
-            DEFECTS[name](patch)
+            DEFECTS[name].plant(patch)
         yield
