@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,15 @@ VARIABLE = "ICECHUNK_ARROW_OTHER_PYTHON"
 @pytest.fixture
 def other() -> str:
     """The Python of the other environment, as the Makefile says."""
-    python = os.environ.get(VARIABLE, "")
-    if not python and required("other-python"):
-        raise AssertionError(f"{VARIABLE} names no Python of another version")
-    if not python:
-        pytest.skip(f"{VARIABLE} names no Python of another version")
-    return python
+    python, version = os.environ.get(VARIABLE, ""), OURS
+    if python:
+        tell = "import sys; print(*sys.version_info[:2], sep='.')"
+        version = subprocess.check_output([python, "-c", tell], text=True).strip()
+    if version != OURS:
+        return python
+    reason = f"{VARIABLE} names no Python of another version than {OURS}"
+    assert not required("other-python"), reason
+    pytest.skip(reason)
 
 
 def test_pickles_are_for_other_processes(tmp_path: Path) -> None:
