@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.faults import flips
+from tests.faults.test_signals import OPERATIONS, at_any_moment
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
+from tests.processes.running import run as run_processes
 from tests.replay.running import by_processes, in_turns
 from tests.simulation import running as simulation
 from tests.spark_session import spark_session
+from tests.storage.fake_s3 import fake_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +68,25 @@ def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     return figures
 
 
-def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
+def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:
     found = fuzzing.run(seed, count, kind=kind)
     assert not found.failures, found.told()
     return found.totals()
+
+
+def _by_all_means(place: str, catalog: str, folder: Path, seed: int, count: int) -> object:
+    if place == "connections":
+        with fake_s3() as server:
+            options = server.storage_options
+            return run_processes(
+                folder, seed, count, catalog=catalog, url="s3://bucket/r", options=options
+            )
+    url = f"memory://{seed}" if place == "memory" else ""
+    return run_processes(folder, seed, count, catalog=catalog, url=url)
+
+
+def _at_any_moment(name: str, catalog: str, folder: Path, seed: int, count: int) -> object:
+    return {"interrupted": at_any_moment(name, catalog, seed, count)}
 
 
 STORMS: dict[str, Storm] = {
@@ -89,6 +107,20 @@ STORMS: dict[str, Storm] = {
     **{
         f"histories by {name}, {catalog}": Storm(run=partial(run, catalog), count=300)
         for name, run in (("processes", _by_processes), ("writers in turns", _in_turns))
+        for catalog in ("branches", "state")
+    },
+    **{
+        f"processes by all means on {place}, {catalog}": Storm(
+            run=partial(_by_all_means, place, catalog), count=20
+        )
+        for place in ("a disk", "memory", "connections")
+        for catalog in ("branches", "state")
+    },
+    **{
+        f"signals at any moment of {name}, {catalog}": Storm(
+            run=partial(_at_any_moment, name, catalog), count=100
+        )
+        for name in OPERATIONS
         for catalog in ("branches", "state")
     },
     **{

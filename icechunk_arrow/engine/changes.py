@@ -67,7 +67,7 @@ class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def finish(self) -> None:
         """Return when all of them are written; raise what went wrong."""
-        if os.getpid() != self.process:  # a thread that forked, and goes on: nobody would ever tell it
+        if os.getpid() != self.process:  # a thread that forked, and goes on, would wait for ever
             raise StorageError("this process was forked while its parent wrote chunk files")
         self.payloads.written.result()
 

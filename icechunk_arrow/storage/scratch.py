@@ -136,7 +136,7 @@ class ScratchFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock; the system lifts it when its holder dies. Children that are forked meanwhile do not hold it."""
+        """Hold a lock; the system lifts it when its holder dies, and children that were forked do not hold it."""
         process = os.getpid()
         with self._opened() as folder:
             lock = Descriptor(os.open(f"{name}.lock", _LOCK_FILE, 0o666, dir_fd=folder))

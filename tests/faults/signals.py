@@ -18,7 +18,7 @@ from tests.faults.interrupts import Interrupter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ENDS", "HANDLERS", "Terminated", "after", "arriving", "at_line", "ended_by", "handled"]
+__all__ = ["ENDS", "HANDLERS", "Terminated", "after", "at_line", "ended_by", "handled"]
 
 SECONDS = 60
 

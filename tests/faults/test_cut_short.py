@@ -1,4 +1,4 @@
-"""What is cut short while a repository is made, files are taken in, or an event loop waits: nothing is half done."""
+"""What is cut short while a repository is made, files are taken in or a loop waits is done, or not at all."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def _cancelled(work: Any, turns: int) -> bool:
 
 
 def test_tasks_that_are_cancelled() -> None:
-    """A chunk that a task was writing is the old one or the new one, a read leaves nothing, and the session goes on."""
+    """A chunk that a task was writing is the old one or the new one, and the session goes on."""
     url, hit = f"memory://{secrets.token_hex(8)}", 0
     Repository.create(url, config=CONFIG)
     old, new = (np.full((40, 20), value, "i4") for value in (1, 2))

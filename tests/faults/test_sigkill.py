@@ -95,9 +95,7 @@ def acknowledged(listen: Connection) -> list[tuple[int, str]]:
     return found
 
 
-def kill_once(
-    place: Place, commits: int, seconds: float, way: str = ""
-) -> list[tuple[int, str]]:
+def kill_once(place: Place, commits: int, seconds: float, way: str = "") -> list[tuple[int, str]]:
     """Start a writer, end it a while after some commits, and give what it had acknowledged.
 
     ``way`` is what it does about ``SIGTERM``; without one it is killed.
@@ -105,7 +103,9 @@ def kill_once(
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.test_sigkill"])
     listen, tell = context.Pipe(duplex=False)
-    process = context.Process(target=write_until_killed, args=(place, tell, way or "default"), daemon=True)
+    process = context.Process(
+        target=write_until_killed, args=(place, tell, way or "default"), daemon=True
+    )
     process.start()
     tell.close()
     try:

@@ -1,29 +1,21 @@
-"""A signal that arrives at any line or moment ends what is done, and nothing else: not the repository, not others."""
+"""A signal that arrives at any line or moment ends what is done, and hurts neither the repository nor others."""
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import random
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import zarr
 
 from icechunk_arrow import (
     AlreadyExistsError,
-    ConflictDetector,
     RefNotFoundError,
     Repository,
 )
@@ -36,9 +28,7 @@ from tests.faults.repositories import (
     OWN,
     PACKED,
     check_layout,
-    contents,
     copy_objects,
-    make_base,
     payload,
     picture,
 )
@@ -46,8 +36,6 @@ from tests.faults.signals import ENDS, after, at_line, ended_by, handled
 from tests.faults.test_interrupts import (
     CATALOGS,
     fresh,
-    messages,
-    opened,
     some_of,
     somebody_commits,
     stage,
@@ -55,7 +43,8 @@ from tests.faults.test_interrupts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -116,7 +105,9 @@ OPERATIONS: dict[str, Operation] = {
         lambda repo, _: repo.create_tag("v2", _oldest(repo)), done=(AlreadyExistsError,)
     ),
     "reset_branch": Operation(lambda repo, _: repo.reset_branch("other", _newest(repo))),
-    "delete_branch": Operation(lambda repo, _: repo.delete_branch("other"), done=(RefNotFoundError,)),
+    "delete_branch": Operation(
+        lambda repo, _: repo.delete_branch("other"), done=(RefNotFoundError,)
+    ),
     "delete_tag": Operation(lambda repo, _: repo.delete_tag("v1"), done=(RefNotFoundError,)),
     "rewrite_manifests": Operation(
         lambda repo, _: repo.rewrite_manifests("main", "ours"), begin=_many_small
@@ -148,7 +139,7 @@ def _newest(repo: Repository) -> str:
 
 @cache
 def what_it_does(name: str, catalog: str) -> tuple[Any, Any, tuple[int, ...], float]:
-    """What a repository shows before and after an operation, at which steps its lines come, and how long it takes."""
+    """What a repository shows before and after an operation, the steps of its lines, and its seconds."""
     operation, repo = OPERATIONS[name], begun(name, catalog)
     before = picture(Repository.open(repo.url))
     given = operation.prepare(repo)

@@ -123,13 +123,14 @@ def read_in_own_loop(hands: Hands) -> None:
     prototype = default_buffer_prototype()
 
     async def read_some() -> list[Any]:
-        keys = [f"a/c/{row}/{column}" for row, column in wanted]
+        assert {name async for name in store.list_dir("")} >= {"a", "w"}
+        keys = [f"a/c/{y}/{x}" for y, x in wanted]
         return list(await asyncio.gather(*(store.get(key, prototype) for key in keys)))
 
-    for (row, column), found in zip(wanted, asyncio.run(read_some()), strict=True):
+    for (y, x), found in zip(wanted, asyncio.run(read_some()), strict=True):
         assert found is not None
         values = np.frombuffer(found.to_bytes(), VALUES.dtype).reshape(10, 10)
-        assert (values == VALUES[10 * row : 10 * row + 10, 10 * column : 10 * column + 10]).all()
+        assert (values == VALUES[10 * y : 10 * y + 10, 10 * x : 10 * x + 10]).all()
 
 
 def look(hands: Hands) -> None:
@@ -151,9 +152,7 @@ def query(hands: Hands) -> None:
     assert {"/a", "/big", "/w"} <= set(nodes["path"].to_pylist())
     with duckdb.connect() as con:
         con.execute("SET threads TO 1")
-        icechunk_arrow.duckdb.attach(
-            con, hands.repo, name="repo", snapshot_id=session.snapshot_id
-        )
+        icechunk_arrow.duckdb.attach(con, hands.repo, name="repo", snapshot_id=session.snapshot_id)
         counts = dict(con.execute("SELECT path, chunk_count FROM repo.arrays").fetchall())
         icechunk_arrow.duckdb.detach(con, "repo")
     assert counts["/a"] == VALUES.size // 100

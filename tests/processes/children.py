@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import icechunk_arrow
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SECONDS", "Child", "ForkAt", "end_if_it_hangs", "fork", "live"]
 
-SECONDS = 60
+SECONDS = int(os.environ.get("ICECHUNK_ARROW_PATIENCE", "60"))
 """After so long something hangs; what waits for it has twice as long."""
 _PACKAGE = str(Path(icechunk_arrow.__file__).parent)
 
@@ -109,7 +109,7 @@ class ForkAt:
         self.child: Child | None = None
         self.log: Path | None = None
 
-    def __enter__(self) -> ForkAt:
+    def __enter__(self) -> Self:
         sys.settrace(self._call)
         return self
 

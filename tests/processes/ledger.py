@@ -107,7 +107,9 @@ def check(repo: Repository, session: Session, some: int = 1 << 30) -> set[int]:
     twice = [token for token, count in tokens.items() if count > 1]
     assert not twice, f"made more than once: {twice}"
     found = {int(coord[0]) for batch in session.chunk_coordinates("/w") for coord in batch}
-    assert found == set(tokens), f"rows without commits, or commits without rows: {found ^ set(tokens)}"
+    assert found == set(tokens), (
+        f"rows without commits, or commits without rows: {found ^ set(tokens)}"
+    )
     view = session.get_array("/w")
     for token in sorted(found)[:some]:
         chunk = session.find_chunk(view, (token, 0))

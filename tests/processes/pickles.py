@@ -131,8 +131,8 @@ def use(folder: Path) -> None:
         first = 1000 * (protocol + 1)
         session, store, repo = load("session"), load("store"), load("repository")
         assert digest(session) == expected
-        array = zarr.open_array(store, path="many", mode="r")
-        assert (array[20:30] == np.frombuffer(SOURCE[2:12], "u1")).all()
+        found = np.asarray(zarr.open_array(store, path="many", mode="r")[20:30])
+        assert (found == np.frombuffer(SOURCE[2:12], "u1")).all()
         assert digest(repo.readonly_session("main")) == expected
         try:
             load("memory")
@@ -143,10 +143,12 @@ def use(folder: Path) -> None:
         values = load("values")
         assert values[:3] == VALUES[:3]
         assert list(map(type, values)) == list(map(type, VALUES))
-        assert [info.id for info in load("infos")] == [info.id for info in repo.ancestry(branch="main")]
+        assert [info.id for info in load("infos")] == [
+            info.id for info in repo.ancestry(branch="main")
+        ]
         assert str(load("status"))
-        error = load("error")
-        assert (str(error), error.expected_parent, error.actual_parent) == ("lost", "A", "B")
+        lost = load("error")
+        assert (str(lost), lost.expected_parent, lost.actual_parent) == ("lost", "A", "B")
         for name in FORKS:
             fork = load(name)
             assert fork.read_only == (name != "fork")
@@ -207,7 +209,9 @@ def main() -> None:
         return
     other, folder = sys.argv[1], Path(sys.argv[2])
     session = make(folder)
-    theirs = subprocess.run([other, "-m", name, "use", str(folder)], stdout=-1, check=True, text=True)
+    theirs = subprocess.run(
+        [other, "-m", name, "use", str(folder)], stdout=-1, check=True, text=True
+    )
     print(version, theirs.stdout.strip(), take_back(folder, session))
 
 

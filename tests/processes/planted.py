@@ -30,11 +30,11 @@ def _a_session_that_commits_in_a_child(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OfOneProcess, "_refuse_copy", lambda _: None)
 
 
-def _a_pool_without_threads(patch: pytest.MonkeyPatch) -> None:
-    """A store keeps a pool whose threads were not forked."""
-    from icechunk_arrow.zarr import IcechunkStore
+def _a_connection_of_the_parent(patch: pytest.MonkeyPatch) -> None:
+    """A child asks through a connection that it inherited."""
+    from icechunk_arrow.storage.fsspec import ConnectedStorage
 
-    patch.setattr(IcechunkStore, "renew_after_fork", lambda _: None)
+    patch.setattr(ConnectedStorage, "renew_after_fork", lambda _: None)
 
 
 class Defect(NamedTuple):
@@ -42,12 +42,14 @@ class Defect(NamedTuple):
 
     plant: Callable[[pytest.MonkeyPatch], None]
     found: str
+    far: bool = False
+    """Whether it shows only where there are connections."""
 
 
 DEFECTS = {
     "a lock that is not renewed": Defect(_a_lock_that_is_not_renewed, "engine/cache.py"),
-    "a session that commits in a child": Defect(_a_session_that_commits_in_a_child, "AssertionError"),
-    "a pool without threads": Defect(_a_pool_without_threads, "ended with -14"),
+    "a session that commits in a child": Defect(_a_session_that_commits_in_a_child, "in commit"),
+    "a connection of the parent": Defect(_a_connection_of_the_parent, "not fork-safe", far=True),
 }
 
 

@@ -30,8 +30,12 @@ def run(
     options: Mapping[str, Any] | None = None,
     planted: str = "",
     busy: int = 2,
+    patience: int = 60,
 ) -> dict[str, int]:
-    """Run a storm, on a disk where no other place is given; say the seed in whatever goes wrong."""
+    """Run a storm, on a disk where no other place is given; say the seed in whatever goes wrong.
+
+    ``patience`` is after how many seconds a process is said to hang.
+    """
     seconds = SECONDS + 15 * count
     words = {
         "url": url or str(folder / "repository"),
@@ -51,7 +55,12 @@ def run(
             *(sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.processes.storm"),
             *(f"--{name}={value}" for name, value in words.items()),
         ],
-        env={**os.environ, **login, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            **login,
+            "ICECHUNK_ARROW_PATIENCE": str(patience),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
         capture_output=True,
         text=True,
         timeout=seconds + 60,

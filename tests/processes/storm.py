@@ -19,15 +19,16 @@ import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from icechunk_arrow import ConflictDetector
 from icechunk_arrow.errors import IcechunkArrowError
 from tests.processes.acts import ACTS, BY_ITSELF, READS, SIMPLE, Hands, act
 from tests.processes.children import SECONDS, ForkAt, end_if_it_hangs, fork, live
-from tests.processes.ledger import Place, begin, check, check_end, write_row
+from tests.processes.ledger import Place, begin, check_end, write_row
 from tests.processes.planted import plant
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class House:
         ]
         self._lines: dict[str, int] = {}
 
-    def __enter__(self) -> House:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -68,7 +69,9 @@ class House:
         for thread in self._threads:
             thread.join(4 * SECONDS)
         assert not self._failures, self._failures[0]
-        assert not any(thread.is_alive() for thread in self._threads), "a thread of the parent hangs"
+        assert not any(thread.is_alive() for thread in self._threads), (
+            "a thread of the parent hangs"
+        )
 
     def check(self) -> None:
         """Fail if a thread has."""
@@ -89,7 +92,7 @@ class House:
                     log = self._fork_within(hands, name)
                     if os.getpid() != process:
                         assert log is not None
-                        live(log, lambda: _live(hands, chance.random(), 1))
+                        live(log, partial(_live, hands, chance.random(), 1))
         except BaseException:
             self._failures.append(traceback.format_exc())
             if os.getpid() != process:
@@ -275,7 +278,9 @@ def storm(place: Place, seed: int, count: int, busy: int = 2) -> dict[str, int]:
     ways = sorted(WAYS)
     if place.is_memory:  # nobody else finds it
         ways = ["fork", "threads", "pool"]
-    for name in sorted(READS):  # what is imported when it is used; a lock of an import is not renewed in forks
+    for name in sorted(
+        READS
+    ):  # what is imported when it is used; a lock of an import is not renewed in forks
         act(Hands.of(place, Random(seed)), name)
     sys.setswitchinterval(1e-4)
     with House(place, seed, busy) as house:
