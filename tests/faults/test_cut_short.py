@@ -59,6 +59,7 @@ def test_a_repository_that_was_about_to_be_made(catalog: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_ingest_without_spark(tmp_path: Path) -> None:
     """After a signal at any moment all files are in, or none is, and they are taken in then."""
     paths = weather_files(tmp_path, 2)
