@@ -50,6 +50,7 @@ def test_over_connections(tmp_path: Path, catalog: str) -> None:
 
 
 @pytest.mark.s3
+@pytest.mark.storm
 @pytest.mark.parametrize("catalog", CATALOGS)
 def test_in_a_bucket(tmp_path: Path, s3: S3Server, s3_url: str, catalog: str) -> None:
     """The same with a server that others made."""
