@@ -34,11 +34,12 @@ test-all: test ## All tests, on the oldest and the newest Python, with a real S3
 	ICECHUNK_ARROW_REQUIRE=spark,delta,$(REQUIRE) $(BIN)/python -m pytest -m delta $(SUITES)
 	$(MAKE) test-newest
 
-test-newest: ## All tests but the storms, on the newest Python that is installed
+test-newest: $(READY) ## All tests but the storms, on the newest Python that is installed
 	$(eval NEWEST := $(shell $(PYTHON) .ci/newest_python.py))
 	@test -n "$(NEWEST)" || { echo "no Python newer than 3.11 was found; install 3.12 or 3.13"; exit 1; }
 	$(MAKE) VENV=$(VENVS)/newest PYTHON=$(NEWEST) $(VENVS)/newest/.ready
-	ICECHUNK_ARROW_REQUIRE=s3,$(REQUIRE) $(VENVS)/newest/bin/python -m pytest $(SIDE_BY_SIDE) -m "not storm and not spark and not delta" $(SUITES)
+	ICECHUNK_ARROW_REQUIRE=s3,other-python,$(REQUIRE) ICECHUNK_ARROW_OTHER_PYTHON=$(abspath $(BIN)/python) \
+	    $(VENVS)/newest/bin/python -m pytest $(SIDE_BY_SIDE) -m "not storm and not spark and not delta" $(SUITES)
 
 soak: $(READY) ## Storms with many seeds: SEED=1 MINUTES=0 COUNT= ONLY=
 	$(BIN)/python -m tests.soak --seed $(or $(SEED),1) --minutes $(or $(MINUTES),0) $(if $(COUNT),--count $(COUNT)) --only '$(ONLY)'

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.faults import bad_calls, bad_places, flips
+from tests.faults.test_signals import OPERATIONS, at_any_moment
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
+from tests.processes.running import run as run_processes
 from tests.replay.running import by_processes, in_turns
 from tests.simulation import storms as simulation
 from tests.spark_session import spark_session
+from tests.storage.fake_s3 import fake_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +87,21 @@ def _bad_calls(folder: Path, seed: int, count: int) -> object:
     return bad_calls.storm(seed, count)
 
 
+def _by_all_means(place: str, catalog: str, folder: Path, seed: int, count: int) -> object:
+    if place == "connections":
+        with fake_s3() as server:
+            options = server.storage_options
+            return run_processes(
+                folder, seed, count, catalog=catalog, url="s3://bucket/r", options=options
+            )
+    url = f"memory://{seed}" if place == "memory" else ""
+    return run_processes(folder, seed, count, catalog=catalog, url=url)
+
+
+def _at_any_moment(name: str, catalog: str, folder: Path, seed: int, count: int) -> object:
+    return {"interrupted": at_any_moment(name, catalog, seed, count)}
+
+
 STORMS: dict[str, Storm] = {
     **{
         f"flips of a {kind} through {way}": Storm(run=partial(_flip, kind, way))
@@ -109,6 +127,19 @@ STORMS: dict[str, Storm] = {
         for kind in bad_places.KINDS
     },
     "bad calls": Storm(run=_bad_calls, count=500),
+        f"processes by all means on {place}, {catalog}": Storm(
+            run=partial(_by_all_means, place, catalog), count=20
+        )
+        for place in ("a disk", "memory", "connections")
+        for catalog in ("branches", "state")
+    },
+    **{
+        f"signals at any moment of {name}, {catalog}": Storm(
+            run=partial(_at_any_moment, name, catalog), count=100
+        )
+        for name in OPERATIONS
+        for catalog in ("branches", "state")
+    },
     **{
         f"simulated schedules, {catalog}": Storm(run=partial(_simulate, catalog), count=1000)
         for catalog in ("branches", "state")

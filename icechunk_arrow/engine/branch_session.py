@@ -394,13 +394,15 @@ class BranchSession(BaseSession):
                 started_at=self._started_at,
             )
             finished = committing.write(self._context, tip, planned, pending)
+            self._refuse_copy()
             self._attempts = (*self._attempts, finished.snapshot.id)
             committing.publish(self._context, tip, finished)
         except BaseException:
-            if pending is not None and pending.is_written():  # once is enough
+            if not self._is_copy and pending is not None and pending.is_written():  # once is enough
                 pending.take_over(self._staging.arrays)
                 self._waiting_bytes = 0
             raise
+        self._refuse_copy()
         self._become(finished.snapshot)
 
     def rebase(self, solver: ConflictSolver) -> None:

@@ -6,6 +6,7 @@ memory go into chunk files on the way. The arrays' segments are merged before (`
 
 from __future__ import annotations
 
+import os
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import NO_SINGLES, Singles
 from icechunk_arrow.engine.segments import Bulk
+from icechunk_arrow.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +53,8 @@ class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     array_ids: npt.NDArray[np.uint32]
     coords: Sequence[bytes]
     payloads: PlacedPayloads
+    process: int = field(default_factory=os.getpid)
+    """Whose threads write them."""
 
     def rows(self) -> pa.Table:
         """Give their references."""
@@ -63,6 +67,8 @@ class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def finish(self) -> None:
         """Return when all of them are written; raise what went wrong."""
+        if os.getpid() != self.process:  # a thread that forked, and goes on, would wait for ever
+            raise StorageError("this process was forked while its parent wrote chunk files")
         self.payloads.written.result()
 
     def is_written(self) -> bool:

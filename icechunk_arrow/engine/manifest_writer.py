@@ -158,7 +158,8 @@ class ManifestWriter:
                 else:
                     job.future.set_result(self._put(name, data, entries))
             except BaseException as error:
-                job.future.set_exception(error)
+                if not job.future.done():  # an interrupt may come when it has just been told
+                    job.future.set_exception(error)
                 raise
             job.given = None
         return job.future.result()

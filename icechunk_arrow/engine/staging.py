@@ -5,8 +5,9 @@ safe for threads by itself: the session holds the lock. What is staged of one ar
 ``engine.segments``.
 
 What one session has staged is committed by one process, once: the one that opened it. So a copy of a writable
-session in a forked child reads what was there at the fork, and changes nothing. Where another thread was just
-changing or committing the session, it is not known what the copy holds, and it does not even read.
+session in a forked child reads what was there at the fork, and changes nothing. Where a thread was just
+changing or committing the session, it is not known what the copy holds, and it does not even read. That thread may
+be the one that forked: then it goes on in the child too, where it may not come to the step that decides.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ class OfOneProcess:
 
     def renew_after_fork(self) -> None:
         """Become a copy in another process."""
-        is_whole = self._lock.acquire(blocking=False)
+        is_whole = _nobody_holds(self._lock)
         self._lock = threading.RLock()
         self._preload = None
         if self._is_writer:
@@ -311,6 +312,16 @@ class _UnknownStaging:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise StorageError(
-            "this process was forked while another thread changed or committed this session, so that its "
-            "copy here is of no use; open a session here"
+            "this process was forked while this session was changed or committed, so that its copy here is "
+            "of no use; open a session here"
         )
+
+
+def _nobody_holds(lock: threading.RLock) -> bool:
+    """Whether neither a thread that was not forked holds a lock, nor this one, which was at something itself."""
+    try:
+        lock.release()  # its owner alone can
+    except RuntimeError:
+        return lock.acquire(blocking=False)
+    lock.acquire()
+    return False

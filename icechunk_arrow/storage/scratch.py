@@ -17,11 +17,13 @@ import os
 import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 from icechunk_arrow.errors import StorageError
 from icechunk_arrow.storage import clock, disk
 from icechunk_arrow.storage.chance import token
 from icechunk_arrow.storage.disk import Descriptor
+from icechunk_arrow.storage.forked_children import run_in_forks
 from icechunk_arrow.storage.port import Capabilities, flat_pieces
 
 if TYPE_CHECKING:
@@ -45,6 +47,17 @@ _UNFINISHED = re.compile(r"unfinished-[0-9a-f]{24}")
 _LOCKS_UNKNOWN = frozenset(
     {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 )
+
+
+_held: WeakSet[Descriptor] = WeakSet()
+
+
+@run_in_forks
+def _leave_locks() -> None:
+    """Close in a child what its parent may hold: else the lock would last until both have ended."""
+    for lock in list(_held):
+        lock.close()
+    _held.clear()
 
 
 class UnsafeStorageWarning(UserWarning):
@@ -128,9 +141,11 @@ class ScratchFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock; the system lifts it when its holder dies."""
+        """Hold a lock; the system lifts it when its holder dies, and children that were forked do not hold it."""
+        process = os.getpid()
         with self._opened() as folder:
             lock = Descriptor(os.open(f"{name}.lock", _LOCK_FILE, 0o666, dir_fd=folder))
+        _held.add(lock)
         deadline = clock.seconds() + _LOCK_SECONDS
         pause = 0.0002
         try:  # around the taking too: an interrupt may come when it is ours and not yet known to be
@@ -143,7 +158,8 @@ class ScratchFolder:
                 pause = min(pause * 2, 0.01)
             yield
         finally:
-            fcntl.flock(lock.fd, fcntl.LOCK_UN)
+            if os.getpid() == process:
+                fcntl.flock(lock.fd, fcntl.LOCK_UN)
 
     def tidy(self) -> None:
         """Remove what crashes left here long ago: plain files with names that are only given here.

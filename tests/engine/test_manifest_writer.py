@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from icechunk_arrow.core import coords
 from icechunk_arrow.core.chunks import chunk_table
 from icechunk_arrow.core.columns import from_numpy
 from icechunk_arrow.core.ids import encode_id
+from icechunk_arrow.engine import manifest_writer
 from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -25,7 +27,6 @@ from tests.faults.storage_wrappers import LosingStorage, WrappedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from icechunk_arrow.storage.port import Storage
 
@@ -220,3 +221,18 @@ def test_what_was_never_begun_is_dropped_without_a_trace() -> None:
 
     assert len(writer.finish().entries) == 0
     assert gate.by == []
+
+
+def test_an_interrupt_right_after_a_manifest_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the caller meets, and no error of a future that knew its result already."""
+
+    class Interrupted(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            super().set_result(result)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(manifest_writer, "Future", Interrupted)
+    writer = writer_to(MemoryStorage())
+    writer.write(rows(0), {1: 1})
+    with pytest.raises(KeyboardInterrupt):
+        writer.finish()

@@ -90,8 +90,12 @@ class Interrupter:
             self._count += 1
             if step == self._stop_at:
                 self.place = f"{place[0]}:{place[1]}"
-                raise Interrupt(self.place)
+                self.stop()
         return self._line
+
+    def stop(self) -> None:
+        """Do what ends the block."""
+        raise Interrupt(self.place)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ import zarr
 from icechunk_arrow import ConflictDetector, Repository, RepositoryConfig
 from icechunk_arrow.engine.cache import ByteCache
 from icechunk_arrow.errors import IcechunkArrowError, ReadOnlyError, StorageError
+from icechunk_arrow.storage import scratch
+from icechunk_arrow.storage.scratch import ScratchFolder
 from tests.places import make_array, read_array, written
 from tests.storage.fake_s3 import fake_s3
 
@@ -356,6 +358,91 @@ def test_a_commit_that_is_under_way_is_the_parents(
         session.commit("once")
     assert [info.message for info in repo.ancestry(branch="main")][:2] == ["once", "write a"]
     assert read_array(repo)[0, 0] == 5
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("moment", ["put", "sync", "create"])
+@pytest.mark.parametrize("size_bytes", [1, 1 << 18])
+def test_a_thread_that_forks_in_the_middle_of_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, goes_on: bool, size_bytes: int
+) -> None:
+    """The child commits nothing, if it goes on there as well, and says that its copy is of no use."""
+    repo = Repository.create(tmp_path / "r")
+    session = repo.writable_session("main")
+    make_array(session.store, shape=(16,))
+    for number in range(8):
+        session.write_chunk("/a", (number,), bytes(size_bytes))
+    storage, parent, children = repo._context.storage, os.getpid(), []
+    original = getattr(storage, moment)
+
+    def use() -> None:
+        for each in (session.node_paths, lambda: session.commit("twice")):
+            with pytest.raises((StorageError, ReadOnlyError), match="process"):
+                each()
+
+    def forking(*given: Any, **more: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.2)  # chunk files are still being written
+            original(*given, **more)
+            return
+        monkeypatch.undo()
+        if goes_on:
+            children.append(os.fork())
+        else:
+            children.append(fork(use))
+        if not children[0]:  # it goes on without haste
+            time.sleep(0.2)
+        original(*given, **more)
+
+    monkeypatch.setattr(storage, moment, forking)
+    try:
+        session.commit("once")
+    except BaseException as error:
+        if os.getpid() == parent:
+            raise
+        os._exit(0 if isinstance(error, IcechunkArrowError) else 1)
+    if os.getpid() != parent:
+        os._exit(2)
+    wait_for(children[0])
+    assert [info.message for info in repo.ancestry(branch="main")][:-1] == ["once"]
+
+
+def test_a_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
+    """The system lifts a lock when its holder dies, although a child that was forked meanwhile lives on."""
+    folder = ScratchFolder(str(tmp_path), durable=False)
+    asked, answer = os.pipe()
+
+    def parent() -> None:
+        with folder.lock("x"):
+            child = os.fork()
+            if not child:
+                os.close(answer)
+                os.read(asked, 1)  # until the test has ended
+                os._exit(0)
+            os._exit(0)
+
+    in_child(parent)
+    with folder.lock("x"):
+        pass
+    os.close(answer)
+    os.close(asked)
+
+
+def test_a_child_that_goes_on_does_not_lift_its_parents_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that forks while it holds a lock holds it until it gives it back itself."""
+    folder = ScratchFolder(str(tmp_path), durable=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.lock("x"))
+        child = os.fork()
+        if not child:
+            stack.close()
+            os._exit(0)
+        wait_for(child)
+        monkeypatch.setattr(scratch, "_LOCK_SECONDS", 0.0)
+        with pytest.raises(OSError, match="held its lock"):
+            folder.lock("x").__enter__()
 
 
 def test_forks_of_a_session_are_filled_by_forked_children(tmp_path: Path) -> None:

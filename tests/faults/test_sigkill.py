@@ -1,4 +1,4 @@
-"""A writer killed at any moment: the repository opens, and nothing acknowledged is lost."""
+"""A writer killed, or told to end, at any moment: the repository opens, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.faults.repositories import (
     contents,
     payload,
 )
+from tests.faults.signals import ENDS, HANDLERS
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -66,8 +67,9 @@ def expected_chunk(number: int, which: int) -> bytes:
     return payload(f"commit {number}, chunk {which}", SIZES[which])
 
 
-def write_until_killed(place: Place, tell: Connection) -> None:
+def write_until_killed(place: Place, tell: Connection, way: str = "default") -> None:
     """Commit again and again, and tell of each commit after it was acknowledged."""
+    signal.signal(signal.SIGTERM, HANDLERS[way])
     repo = place.open()
     tell.send("ready")
     while True:
@@ -93,12 +95,17 @@ def acknowledged(listen: Connection) -> list[tuple[int, str]]:
     return found
 
 
-def kill_once(place: Place, commits: int, seconds: float) -> list[tuple[int, str]]:
-    """Start a writer, kill it a while after some commits, and give what it had acknowledged."""
+def kill_once(place: Place, commits: int, seconds: float, way: str = "") -> list[tuple[int, str]]:
+    """Start a writer, end it a while after some commits, and give what it had acknowledged.
+
+    ``way`` is what it does about ``SIGTERM``; without one it is killed.
+    """
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.test_sigkill"])
     listen, tell = context.Pipe(duplex=False)
-    process = context.Process(target=write_until_killed, args=(place, tell), daemon=True)
+    process = context.Process(
+        target=write_until_killed, args=(place, tell, way or "default"), daemon=True
+    )
     process.start()
     tell.close()
     try:
@@ -109,9 +116,9 @@ def kill_once(place: Place, commits: int, seconds: float) -> list[tuple[int, str
         time.sleep(seconds)
         assert process.is_alive(), "the writer ended by itself"
         assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGTERM if way else signal.SIGKILL)
         process.join(60)
-        assert process.exitcode == -signal.SIGKILL
+        assert process.exitcode == (ENDS | {"raises": 1}).get(way, -signal.SIGKILL)
         return told[1:] + acknowledged(listen)
     finally:
         process.kill()
@@ -145,9 +152,8 @@ def check(place: Place, known: dict[int, str]) -> dict[int, str]:
     return commits
 
 
-@pytest.mark.storm
-def test_killed_at_random_moments(place: Place) -> None:
-    """After each SIGKILL: it opens, no gap, every acknowledged commit, every chunk right."""
+def check_kills(place: Place, ways: tuple[str, ...]) -> None:
+    """End writers again and again, and see what each has left."""
     repo = Repository.create(place.url, place.options, config=CONFIG, catalog=place.catalog)
     session = repo.writable_session("main")
     session.set_document("/a", array_document(CHUNKS))
@@ -155,10 +161,23 @@ def test_killed_at_random_moments(place: Place) -> None:
     chance = random.Random(50)
     known: dict[int, str] = {}
     longest = 0.3 if place.options else 0.06
-    for _ in range(place.kills):
-        told = kill_once(place, chance.choice([0, 0, 1, 2]), chance.random() * longest)
+    for number in range(place.kills):
+        way = ways[number % len(ways)]
+        told = kill_once(place, chance.choice([0, 0, 1, 2]), chance.random() * longest, way)
         known.update(told)
         commits = check(place, known)
         assert len(commits) - 1 <= max(known, default=0) + 1, "one more than was told, at most"
         known = commits
     assert len(known) > place.kills // 2, "the writer was always killed before it did anything"
+
+
+@pytest.mark.storm
+def test_killed_at_random_moments(place: Place) -> None:
+    """After each SIGKILL: it opens, no gap, every acknowledged commit, every chunk right."""
+    check_kills(place, ("",))
+
+
+@pytest.mark.storm
+def test_told_to_end_at_random_moments(place: Place) -> None:
+    """The same of SIGTERM, whatever the writer does about it: nothing, ``sys.exit``, an error of its own."""
+    check_kills(place, tuple(HANDLERS))

@@ -162,7 +162,9 @@ class Actor:
         suffered = self._thread.suffered
         if isinstance(error, KeyboardInterrupt) and suffered & {"interrupt", "interrupt after"}:
             return
-        if self._is_stale or isinstance(error, ConflictError | AlreadyExistsError | RefNotFoundError):
+        if self._is_stale or isinstance(
+            error, ConflictError | AlreadyExistsError | RefNotFoundError
+        ):
             return
         if isinstance(error, StorageError):
             if suffered & {"fail", "lost", "late", "double", "cut"}:
