@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults import flips
+from tests.faults import flips, network_storm
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
 from tests.replay.running import by_processes, in_turns
@@ -65,6 +65,10 @@ def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     return figures
 
 
+def _network(catalog: str, folder: Path, seed: int, count: int) -> object:
+    return network_storm.storm(folder, seed, count, catalog=catalog)
+
+
 def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
     found = fuzzing.run(seed, count, kind=kind)
     assert not found.failures, found.told()
@@ -89,6 +93,10 @@ STORMS: dict[str, Storm] = {
     **{
         f"histories by {name}, {catalog}": Storm(run=partial(run, catalog), count=300)
         for name, run in (("processes", _by_processes), ("writers in turns", _in_turns))
+        for catalog in ("branches", "state")
+    },
+    **{
+        f"storms on the network, {catalog}": Storm(run=partial(_network, catalog), count=100)
         for catalog in ("branches", "state")
     },
     **{

@@ -49,9 +49,11 @@ __all__ = [
 ]
 
 ENDURED = (StorageError, FormatError, NotAuthorizedError)
-"""How an operation may end over a bad network: it failed, a file is damaged, a redirect leads where nobody may go."""
+"""How an operation may end over a bad network: it failed, a file is damaged, or it was led where nobody may go."""
 FOREIGN = "foreign"
-_NAMED = re.compile(r"\b(refs|[sitac])/|state\.json|config\.yaml|\b(https?|s3|foreign)://|a commit of this")
+_NAMED = re.compile(
+    r"\b(refs|[sitac])/|state\.json|config\.yaml|\b(https?|s3|foreign)://|a commit of this"
+)
 _OURS = re.compile(r"\b(CorruptFileError|StorageError|OversizedFileError|ObjectNotFoundError)\b")
 
 
@@ -80,7 +82,12 @@ def values(repo: Repository, snapshot_id: str) -> Any:
     for path in session.array_paths():
         array = zarr.open_array(session.store, path=path[1:], mode="r")
         data = np.asarray(array[...])
-        found[path] = [str(data.dtype), list(data.shape), _digest(data.tobytes()), dict(array.attrs)]
+        found[path] = [
+            str(data.dtype),
+            list(data.shape),
+            _digest(data.tobytes()),
+            dict(array.attrs),
+        ]
     return found
 
 
@@ -176,7 +183,9 @@ def as_ours(error: BaseException) -> IcechunkArrowError | None:
     if isinstance(error, ExceptionGroup):  # as newer versions of zarr hand ours on
         ours = [as_ours(each) for each in error.exceptions]
         return None if None in ours else ours[0]
-    if isinstance(error, duckdb.Error) and _OURS.search(str(error)):  # an engine hands on texts alone
+    if isinstance(error, duckdb.Error) and _OURS.search(
+        str(error)
+    ):  # an engine hands on texts alone
         return StorageError(str(error))
     return None
 

@@ -57,30 +57,29 @@ from tests.faults.proxy import AWAY, FaultProxy, Spoil, fault_proxy, seeded
 from tests.ingest.files import weather_file
 from tests.replay.checking import check
 from tests.replay.model import source_bytes
+from tests.replay.operations import array, perform
 from tests.replay.running import begin
 from tests.replay.writers import Writer
 from tests.servers import s3_server
 from tests.storage.web import Page, web
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from tests.replay.writers import Place
     from tests.servers import S3Server
 
-__all__ = ["RATES", "Figures", "may", "storm"]
+__all__ = ["RATES", "Figures", "Weather", "may", "storm"]
 
 RATES: Mapping[Spoil, float] = {
     **dict.fromkeys(Spoil, 0.008),
     Spoil.SILENT: 0.001,
     Spoil.REDIRECTED: 0.001,
     Spoil.MISLED: 0.001,
-    Spoil.FLIPPED: 0.003,
-    Spoil.OTHER_FILE: 0.003,
     Spoil.STALE: 0.3,
 }
-"""Errors at once are rarer than what another try overcomes, or nothing would ever come of anything."""
-PERSISTENT = 0.02
+"""What is an error at once is rarer than what another try overcomes, or nothing would ever come of anything."""
+PERSISTENT = 0.04
 SETTINGS = StorageSettings(
     durable=False,
     retry_tries=8,
@@ -129,6 +128,20 @@ class _Pages(dict[str, Page]):
             return default
 
 
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """How bad the network is."""
+
+    rates: Mapping[Spoil, float] = field(default_factory=lambda: RATES)
+    persistent: float = PERSISTENT
+    late_seconds: float = 3
+    """More than all tries take: what was given up arrives all the same."""
+    only: Callable[[str, str], bool] = lambda *_: True
+    """Which requests are spoilt at all."""
+    tries: int = SETTINGS.retry_tries
+    """How often a request is sent."""
+
+
 @dataclass(kw_only=True)
 class Figures:
     """What a storm was."""
@@ -150,6 +163,7 @@ class _Network:
     s3: FaultProxy
     web: FaultProxy
     seed: int
+    tries: int
 
     @property
     def folder(self) -> Path:
@@ -179,19 +193,21 @@ class _Network:
 
     def choices(self) -> dict[str, Any]:
         return {
-            "storage_settings": SETTINGS,
+            "storage_settings": replace(SETTINGS, retry_tries=self.tries),
             "authorize_virtual_chunk_access": self.allowed(self.options),
             "pickle_secrets": True,
         }
 
-    def rise(self, rates: Mapping[Spoil, float]) -> None:
+    def rise(self, weather: Weather) -> None:
         """Begin to spoil."""
         for number, proxy in enumerate((self.s3, self.web)):
+
+            def both(spoil: Spoil, method: str, path: str, web: bool = bool(number)) -> bool:
+                return weather.only(method, path) and may(spoil, method, path, is_web=web)
+
+            proxy.late_seconds = weather.late_seconds
             proxy.plan = seeded(
-                2 * self.seed + number,
-                rates,
-                may=lambda *given, web=bool(number): may(*given, is_web=web),
-                persistent=PERSISTENT,
+                2 * self.seed + number, weather.rates, may=both, persistent=weather.persistent
             )
 
     def calm(self) -> None:
@@ -224,13 +240,17 @@ class _Network:
 class _Storm:
     """Threads that go on until the writers are done, and what came of them."""
 
-    def __init__(self, net: _Network, place: Place, count: int) -> None:
+    def __init__(
+        self, net: _Network, place: Place, count: int, *, readers: Collection[str] | None
+    ) -> None:
         self.net, self.place, self.count = net, place, count
         self.figures = Figures()
         self.looks: list[Look] = []
         self.failures: list[str] = []
         self.done = threading.Event()
-        self.readers = net.readers()
+        everybody = net.readers()
+        self.readers = [each for each in everybody if readers is None or each.name in readers]
+        self.ingests = readers is None or "ingest" in readers
         self.writers = [
             Writer(
                 replace(
@@ -245,16 +265,34 @@ class _Storm:
             )
             for number in range(3)
         ]
+        self._refer()
         self.copied = ingested([f"{net.url}/ingested/w.nc"], net.server.storage_options)
 
-    def run(self, rates: Mapping[Spoil, float]) -> None:
+    def _refer(self) -> None:
+        """Commit virtual chunks in both places, of which there would be few at first."""
+        session = self.place.open().writable_session("main")
+        operations = []
+        for number, writer in enumerate(self.writers[:2]):
+            path = f"/v{number}"
+            chunks = [[[n], 32 * n + number] for n in range(24)]
+            for operation in (
+                array(path, (96,), (4,), "int32"),
+                {"op": "refer", "path": path, "chunks": chunks},
+            ):
+                perform(session, operation, writer.place.source)
+                operations.append(operation)
+        session.commit("references", {"replay": {"name": "references", "operations": operations}})
+        (Path(self.place.folder) / "acknowledged-references").write_text('"references"\n')
+
+    def run(self, weather: Weather) -> None:
         writing = [self._thread(self._write, each) for each in self.writers]
         reading = [self._thread(self._read, each) for each in self.readers]
-        reading += [
-            self._thread(self._ingest, f"{self.net.url}/ingested/w.nc", self.net.options),
-            self._thread(self._ingest, f"{self.net.web_url}/ingested/w.nc", {}),
-        ]
-        self.net.rise(rates)
+        if self.ingests:
+            reading += [
+                self._thread(self._ingest, f"{self.net.url}/ingested/w.nc", self.net.options),
+                self._thread(self._ingest, f"{self.net.web_url}/ingested/w.nc", {}),
+            ]
+        self.net.rise(weather)
         for thread in writing + reading:
             thread.start()
         self._join(writing)
@@ -340,11 +378,12 @@ class _Storm:
             if key not in known:
                 known[key] = self._plainly(plain, *key)
             assert look.answer == known[key], f"{look.way} of {look.snapshot_id}"
-        tips = {name: plain.lookup_branch(name) for name in plain.list_branches()}
-        for holder in [*self.readers, *self.writers]:
-            repo = holder.repo if isinstance(holder, Reader) else holder._repo
+        tip = plain.lookup_branch("main")
+        handles = {each.name: each.repo for each in self.readers}
+        handles |= {f"writer {each.number}": each._repo for each in self.writers}
+        for name, repo in handles.items():
             if repo is not None:
-                assert repo.lookup_branch("main") == tips["main"], f"an old handle of {holder}"
+                assert repo.lookup_branch("main") == tip, f"the old handle of {name}"
         assert not net.s3.strayed, net.s3.strayed
         assert not net.web.strayed, net.web.strayed
         for proxy in (net.s3, net.web):
@@ -367,9 +406,14 @@ def storm(
     *,
     catalog: str = "branches",
     server: S3Server | None = None,
-    rates: Mapping[Spoil, float] = RATES,
+    weather: Weather | None = None,
+    readers: Collection[str] | None = None,
 ) -> Figures:
-    """Let three writers take so many steps each through a bad network, beside readers; judge what came of it."""
+    """Let three writers take so many steps each through a bad network, beside readers; judge what came of it.
+
+    Without names of ``readers`` there are all.
+    """
+    weather = weather or Weather()
     register_foreign()
     prefix = secrets.token_hex(8)
     with ExitStack() as stack:
@@ -391,14 +435,14 @@ def storm(
         before_site = stack.enter_context(
             fault_proxy(site.endpoint, lambda *_: None, chance=random.Random(-seed))
         )
-        net = _Network(server, prefix, s3, before_site, seed)
+        net = _Network(server, prefix, s3, before_site, seed, weather.tries)
         plain = open_storage(net.url, server.storage_options)
         plain.put("virtual/bytes", source_bytes(seed))
         plain.put("ingested/w.nc", weather_file(folder / "w.nc").read_bytes())
         place = begin(folder, seed, catalog, net.url, **server.storage_options)
         try:
-            under_way = _Storm(net, place, count)
-            under_way.run(rates)
+            under_way = _Storm(net, place, count, readers=readers)
+            under_way.run(weather)
             return under_way.judge()
         except BaseException as error:
             error.add_note(f"seed {seed}, catalog {catalog!r}, count {count}")

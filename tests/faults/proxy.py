@@ -42,7 +42,9 @@ class Spoil(enum.Enum):
     LOST = "the server does what was asked; no answer comes"
     FAILED = "the server does what was asked; the answer is 500"
     SLOW = "the request comes late to the server, or its answer to the client: others overtake it"
-    SILENT = "the server does what was asked; half of its answer comes, then nothing for a long time"
+    SILENT = (
+        "the server does what was asked; half of its answer comes, then nothing for a long time"
+    )
     LATE = "the connection is reset; the request comes to the server a while later"
     DOUBLED = "the server is asked twice; the second answer comes"
     LONGER = "some bytes more come than were asked for, and are announced"
@@ -54,7 +56,9 @@ class Spoil(enum.Enum):
     STALE = "the answer to a listing is an earlier one"
     FLIPPED = "one bit of the body of the answer is another"
     REDIRECTED = "the server is never asked; the answer leads to the same file under another path"
-    MISLED = "the server is never asked; the answer leads to another host or path, with another file"
+    MISLED = (
+        "the server is never asked; the answer leads to another host or path, with another file"
+    )
 
 
 AWAY = "/~away"
@@ -140,6 +144,7 @@ class FaultProxy:
     whole: Callable[[str], bytes | None] | None = None
     """Gives the whole file of a path; None where the server may be asked again without its range."""
     slow_seconds: float = 0.3
+    late_seconds: float = 1.2
     silent_seconds: float = 5.0
     """After so long a connection on which nothing comes is closed, unless the client does it before."""
     endpoint: str = ""
@@ -280,7 +285,7 @@ class _Spoiling(Handler):
         self.answer(_BEFORE[spoil], {})
 
     def _forward_later(self, _spoil: Spoil, body: bytes) -> None:
-        seconds = self.state.draw_seconds(4 * self.state.slow_seconds)
+        seconds = self.state.draw_seconds(self.state.late_seconds)
 
         def forward() -> None:
             time.sleep(seconds)

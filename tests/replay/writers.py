@@ -312,12 +312,15 @@ class Writer:
         rebase_with = rng.choice([None, ConflictDetector()])
         fails = rng.random() < 0.2
         with suppress(_UndoneError, ConflictError, RebaseFailedError):
-            with self._leaving_open(note), self._repo.transaction(
-                self._some_branch(rng),
-                message="transaction",
-                metadata=note,
-                rebase_with=rebase_with,
-            ) as store:
+            with (
+                self._leaving_open(note),
+                self._repo.transaction(
+                    self._some_branch(rng),
+                    message="transaction",
+                    metadata=note,
+                    rebase_with=rebase_with,
+                ) as store,
+            ):
                 session = store._session
                 assert isinstance(session, Session)
                 note["replay"]["base"] = session.snapshot_id
