@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,7 +22,9 @@ from icechunk_arrow.storage import s3 as s3_module
 from icechunk_arrow.storage.failures import Kind, classify
 from icechunk_arrow.storage.open import open_storage
 from icechunk_arrow.storage.settings import StorageSettings
+from icechunk_arrow.storage.source_files import SourceFiles
 from tests.faults.proxy import FaultProxy, Spoil, fault_proxy, seeded
+from tests.ingest.files import weather_file
 from tests.places import make_array, read_array
 from tests.storage.fake_s3 import fake_s3
 from tests.storage.web import Page, web
@@ -147,6 +152,37 @@ def test_a_repository_is_read_over_a_bad_network(tmp_path: Path) -> None:
             assert (read_array(found, branch="ü %41?#") == values).all()
     assert proxy.spoilt.total() > 10
     assert all("%25" not in path or "%2541" in path for path in site.paths)
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_failure_keeps_no_file_open(tmp_path: Path, failures: int) -> None:
+    """What is left of one, overcome or not, is no circle with an HDF5 file in it: who collects that can wait for ever."""
+    h5py = pytest.importorskip("h5py")
+    held: list[weakref.ref[Any]] = []
+    with web() as site, fault_proxy(site.endpoint, lambda *_: None) as proxy:
+        site.pages["/w.nc"] = Page(data=weather_file(tmp_path / "w.nc").read_bytes())
+        files = SourceFiles({})
+
+        def read() -> None:
+            with (
+                files.opened(f"{proxy.endpoint}/w.nc") as opened,
+                h5py.File(tmp_path / "w.nc") as file,  # another one that they have open
+            ):
+                held.append(weakref.ref(file))
+                left = iter(range(failures))
+                proxy.plan = lambda *_: Spoil.BUSY if next(left, None) is not None else None
+                opened.read(100)
+
+        gc.collect()
+        gc.disable()
+        try:
+            with nullcontext() if failures == 1 else pytest.raises(StorageError) as caught:
+                read()
+            del caught
+            assert proxy.spoilt[Spoil.BUSY]
+            assert held[0]() is None
+        finally:
+            gc.enable()
 
 
 def commit_through(
