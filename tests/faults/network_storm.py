@@ -19,8 +19,8 @@ refused is not there. What was read is what was written. Afterwards whoever held
 What nobody can notice is not asked for (:func:`may`): flipped bits, and answers meant for another file, where no
 checksum covers the bytes: `config.yaml`, listings, references over plain HTTP (over S3 the answer to a whole
 object brings a checksum with it), and files of others that virtual chunks and ingests read. A file system of others
-believes any range that comes; the ranges of what it reads here are sealed. An ingest follows redirects, as what
-it is built on does, and so it is never misled.
+believes any range that comes; the ranges of what it reads here are sealed. It follows redirects, as an ingest does,
+which is built on such: these two are never misled.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import traceback
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -162,8 +163,14 @@ class _Network:
     prefix: str
     s3: FaultProxy
     web: FaultProxy
+    foreign: FaultProxy
+    """Before the S3 server too, for a client that follows redirects."""
     seed: int
     tries: int
+
+    @property
+    def proxies(self) -> tuple[FaultProxy, ...]:
+        return self.s3, self.web, self.foreign
 
     @property
     def folder(self) -> Path:
@@ -200,19 +207,22 @@ class _Network:
 
     def rise(self, weather: Weather) -> None:
         """Begin to spoil."""
-        for number, proxy in enumerate((self.s3, self.web)):
+        for number, proxy in enumerate(self.proxies):
 
-            def both(spoil: Spoil, method: str, path: str, web: bool = bool(number)) -> bool:
-                return weather.only(method, path) and may(spoil, method, path, is_web=web)
+            def fits(spoil: Spoil, method: str, path: str, proxy: FaultProxy = proxy) -> bool:
+                if proxy is self.foreign and spoil is Spoil.MISLED:
+                    return False
+                is_web = proxy is self.web
+                return weather.only(method, path) and may(spoil, method, path, is_web=is_web)
 
             proxy.late_seconds = weather.late_seconds
             proxy.plan = seeded(
-                2 * self.seed + number, weather.rates, may=both, persistent=weather.persistent
+                3 * self.seed + number, weather.rates, may=fits, persistent=weather.persistent
             )
 
     def calm(self) -> None:
         """Spoil nothing any more, and let everything arrive."""
-        for proxy in (self.s3, self.web):
+        for proxy in self.proxies:
             proxy.plan = lambda *_: None
             proxy.settle()
 
@@ -220,7 +230,11 @@ class _Network:
         """One for each client."""
         choices = self.choices()
         slow = {"read_timeout": 2, "connect_timeout": 2, "retries": {"total_max_attempts": 2}}
-        foreign = {**self.options, "config_kwargs": slow}
+        foreign = {
+            **self.server.storage_options,
+            "endpoint_url": self.foreign.endpoint,
+            "config_kwargs": slow,
+        }
         address = f"{FOREIGN}://{self.server.bucket}/{self.prefix}"
 
         def opened(url: str, options: Mapping[str, Any]) -> Callable[[], Repository]:
@@ -384,9 +398,8 @@ class _Storm:
         for name, repo in handles.items():
             if repo is not None:
                 assert repo.lookup_branch("main") == tip, f"the old handle of {name}"
-        assert not net.s3.strayed, net.s3.strayed
-        assert not net.web.strayed, net.web.strayed
-        for proxy in (net.s3, net.web):
+        for proxy in net.proxies:
+            assert not proxy.strayed, proxy.strayed
             figures.requests += len(proxy.passed)
             figures.spoilt.update({spoil.name: n for spoil, n in proxy.spoilt.items()})
         figures.snapshots = found.snapshots
@@ -423,19 +436,22 @@ def storm(
         bucket = server.folder / server.bucket
         site = stack.enter_context(web())
         site.pages = _Pages(bucket)
-        s3 = stack.enter_context(
-            fault_proxy(
-                server.endpoint,
-                lambda *_: None,
-                is_listing=is_listing,
-                whole=lambda path: _whole(server.folder, path),
-                chance=random.Random(seed),
+        s3, foreign = (
+            stack.enter_context(
+                fault_proxy(
+                    server.endpoint,
+                    lambda *_: None,
+                    is_listing=is_listing,
+                    whole=partial(_whole, server.folder),
+                    chance=random.Random(f"{seed} {name}"),
+                )
             )
+            for name in ("s3", "foreign")
         )
         before_site = stack.enter_context(
-            fault_proxy(site.endpoint, lambda *_: None, chance=random.Random(-seed))
+            fault_proxy(site.endpoint, lambda *_: None, chance=random.Random(f"{seed} web"))
         )
-        net = _Network(server, prefix, s3, before_site, seed, weather.tries)
+        net = _Network(server, prefix, s3, before_site, foreign, seed, weather.tries)
         plain = open_storage(net.url, server.storage_options)
         plain.put("virtual/bytes", source_bytes(seed))
         plain.put("ingested/w.nc", weather_file(folder / "w.nc").read_bytes())

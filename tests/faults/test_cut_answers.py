@@ -133,6 +133,32 @@ def test_each_fault_alone_is_overcome(
     assert proxy.spoilt[spoil] >= 4
 
 
+@pytest.mark.parametrize("spoil", sorted(TOLD, key=lambda spoil: spoil.name))
+def test_no_bucket_leads_elsewhere(
+    fake: tuple[FaultProxy, dict[str, Any], FakeS3], spoil: Spoil
+) -> None:
+    """Where a redirect leads nobody goes, neither to read nor with what is to be written: it is an error."""
+    proxy, options, server = fake
+    storage = open_storage("s3://bucket/p", options, settings=HASTY)
+    storage.require_writable()
+    storage.put("k", b"here")
+    passed = len(server.requests)
+    proxy.plan = lambda *_: spoil
+    asks: list[Callable[[], object]] = [
+        lambda: storage.get("k"),
+        lambda: storage.exists("k"),
+        lambda: list(storage.list()),
+        lambda: storage.put("new", b"there"),
+        lambda: storage.create("newer", b"there"),
+        lambda: storage.delete(["k"]),
+    ]
+    for ask in asks * 6:
+        with pytest.raises(StorageError, match=r"s3://bucket/p"):
+            ask()
+    assert not proxy.strayed
+    assert len(server.requests) == passed
+
+
 def test_a_repository_is_read_over_a_bad_network(tmp_path: Path) -> None:
     """Plain HTTP with a fifth of all answers spoilt: all values are right, whatever the branch is called."""
     repo = Repository.create(tmp_path / "r")
