@@ -69,7 +69,7 @@ def _network(catalog: str, folder: Path, seed: int, count: int) -> object:
     return network_storm.storm(folder, seed, count, catalog=catalog)
 
 
-def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:  # noqa: ARG001 -- all is in memory
+def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:
     found = fuzzing.run(seed, count, kind=kind)
     assert not found.failures, found.told()
     return found.totals()

@@ -422,7 +422,7 @@ def _without_redirects() -> dict[str, Any]:
     if "http_session_cls" not in inspect.signature(AioConfig.__init__).parameters:
         return {}
 
-    class DirectSession(AIOHTTPSession):  # type: ignore[misc, no-any-unimported]
+    class DirectSession(AIOHTTPSession):  # type: ignore[misc]
         async def _get_session(self, proxy_url: str | None) -> Any:
             return _Direct(await super()._get_session(proxy_url))
 
