@@ -61,7 +61,9 @@ def _in_turns(catalog: str, folder: Path, seed: int, count: int) -> object:
 def _simulate(catalog: str, folder: Path, seed: int, count: int) -> object:
     figures = simulation.storm(seed * 1_000_000, count, catalog=catalog)
     found = [(each.schedule.seed, str(each.failure)) for each in figures.failures]
-    assert not found, f"python -m tests.simulation --seed {found[0][0]} --schedules 1 tells more: {found}"
+    assert not found, (
+        f"python -m tests.simulation --seed {found[0][0]} --schedules 1 tells more: {found}"
+    )
     return figures
 
 

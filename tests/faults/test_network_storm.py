@@ -36,7 +36,7 @@ SEED = 3
 @pytest.mark.parametrize("catalog", ["branches", "state"])
 def test_a_storm_is_weathered(tmp_path: Path, s3: S3Server, catalog: str) -> None:
     """Through every client: an answer that is right or an error of ours, and histories that are the model's."""
-    found = storm(tmp_path, SEED, 30, catalog=catalog, server=s3)
+    found = storm(tmp_path, SEED, 20, catalog=catalog, server=s3)
     print(f"seed {SEED}: {found}")
     assert found.snapshots > 5
     assert len(found.looks) == 8
