@@ -51,6 +51,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers requests on connections that stay open, without a word in the log."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for somebody to acknowledge its head
 
     def log_message(self, *_: object) -> None:
         """Be quiet."""

@@ -1,26 +1,28 @@
 """Storms that go on for as long as one likes: ``make soak``, or ``python -m tests.soak --help``.
 
 A storm is a function of a folder, a seed and a count: it does something random that often, asserts, and says what
-came of it. `make test` runs each with few; here they run with many, and then again with other seeds while there is
-time. To add one, write it where its tests are, and put it into :data:`STORMS`.
+came of it. The tests run each with few; here they run with many, and then again with other seeds while there is
+time. What one finds is told with its seed, and the others go on. To add one, write it where its tests are, and put
+it into :data:`STORMS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults import bad_calls, bad_places, flips
-from tests.faults.test_signals import OPERATIONS, at_any_moment
+from tests.faults import bad_calls, bad_places, flips, network_storm, signals
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
-from tests.processes.running import run as run_processes
+from tests.processes import running as processes
 from tests.replay.running import by_processes, in_turns
 from tests.simulation import storms as simulation
 from tests.spark_session import spark_session
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["STORMS", "Storm", "main"]
+
+CATALOGS = ("branches", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,10 @@ def _fuzz(kind: str, folder: Path, seed: int, count: int) -> object:
     return found.totals()
 
 
+def _network(catalog: str, folder: Path, seed: int, count: int) -> object:
+    return network_storm.storm(folder, seed, count, catalog=catalog)
+
+
 def _in_a_bad_place(kind: str, folder: Path, seed: int, count: int) -> object:
     try:
         return bad_places.run(folder / "place", kind, seed, count)
@@ -88,18 +96,15 @@ def _bad_calls(folder: Path, seed: int, count: int) -> object:
 
 
 def _by_all_means(place: str, catalog: str, folder: Path, seed: int, count: int) -> object:
+    run = partial(processes.run, folder, seed, count, catalog=catalog)
     if place == "connections":
         with fake_s3() as server:
-            options = server.storage_options
-            return run_processes(
-                folder, seed, count, catalog=catalog, url="s3://bucket/r", options=options
-            )
-    url = f"memory://{seed}" if place == "memory" else ""
-    return run_processes(folder, seed, count, catalog=catalog, url=url)
+            return run(url="s3://bucket/r", options=server.storage_options)
+    return run(url=f"memory://{seed}" if place == "memory" else "")
 
 
 def _at_any_moment(name: str, catalog: str, folder: Path, seed: int, count: int) -> object:
-    return {"interrupted": at_any_moment(name, catalog, seed, count)}
+    return {"interrupted": signals.at_any_moment(name, catalog, seed, count)}
 
 
 STORMS: dict[str, Storm] = {
@@ -120,35 +125,54 @@ STORMS: dict[str, Storm] = {
     **{
         f"histories by {name}, {catalog}": Storm(run=partial(run, catalog), count=300)
         for name, run in (("processes", _by_processes), ("writers in turns", _in_turns))
-        for catalog in ("branches", "state")
+        for catalog in CATALOGS
+    },
+    **{
+        f"storms on the network, {catalog}": Storm(run=partial(_network, catalog), count=100)
+        for catalog in CATALOGS
     },
     **{
         f"bad places, {kind}": Storm(run=partial(_in_a_bad_place, kind), count=100)
         for kind in bad_places.KINDS
     },
     "bad calls": Storm(run=_bad_calls, count=500),
+    **{
         f"processes by all means on {place}, {catalog}": Storm(
             run=partial(_by_all_means, place, catalog), count=20
         )
         for place in ("a disk", "memory", "connections")
-        for catalog in ("branches", "state")
+        for catalog in CATALOGS
     },
     **{
         f"signals at any moment of {name}, {catalog}": Storm(
             run=partial(_at_any_moment, name, catalog), count=100
         )
-        for name in OPERATIONS
-        for catalog in ("branches", "state")
+        for name in signals.OPERATIONS
+        for catalog in CATALOGS
     },
     **{
         f"simulated schedules, {catalog}": Storm(run=partial(_simulate, catalog), count=1000)
-        for catalog in ("branches", "state")
+        for catalog in CATALOGS
     },
 }
 
 
-def main() -> None:
-    """Run storms, one after the other."""
+def _tried(name: str, seed: int, count: int) -> bool:
+    """Run a storm, and print what came of it."""
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
+            told = STORMS[name].run(Path(folder), seed, count)
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}, seed {seed}, count {count}: FAILED", flush=True)
+        return False
+    print(f"{name}, seed {seed}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+    return True
+
+
+def main() -> int:
+    """Run storms, one after the other; tell how many found something."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--only", default="", help="storms whose names have this in them")
     parser.add_argument("--seed", type=int, default=1)
@@ -158,19 +182,26 @@ def main() -> None:
     )
     given = parser.parse_args()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    end = time.monotonic() + 60 * given.minutes
-    chosen = {name: storm for name, storm in STORMS.items() if given.only in name}
-    seed = given.seed
-    while chosen:
-        for name, storm in chosen.items():
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-                found = storm.run(Path(folder), seed, given.count or storm.count)
-            print(f"{name}, seed {seed}: {found} ({time.monotonic() - began:.0f} s)", flush=True)
+    began = time.monotonic()
+    chosen = [name for name in STORMS if given.only in name]
+    if not chosen:
+        parser.error(f"no storm has {given.only!r} in its name; there are: {', '.join(STORMS)}")
+    runs, failed, seed = 0, [], given.seed
+    while runs == 0 or time.monotonic() < began + 60 * given.minutes:
+        for name in chosen:
+            if not _tried(name, seed, given.count or STORMS[name].count):
+                failed.append(f"{name}, seed {seed}")
+            runs += 1
+            if given.minutes and time.monotonic() >= began + 60 * given.minutes:
+                break
         seed += 1
-        if time.monotonic() >= end:
-            return
+    minutes = (time.monotonic() - began) / 60
+    print(
+        f"{runs} storms in {minutes:.0f} minutes, seeds {given.seed} to {seed - 1}, {len(failed)} found something"
+    )
+    print(*failed, sep="\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -95,6 +95,7 @@ class Intake:
         self._pieces: deque[bytes] = deque()
         self._come = self._kept = 0
         if question.length is None:
+            _check_whole(place)
             check_size(question.key, announced or 0, question.limit_bytes)
         elif place is not None:
             self._must, self._size = check_part(place, question.start, question.length)
@@ -136,6 +137,15 @@ class Intake:
         if self._question.start is None:
             data = data[max(0, len(data) - (self._question.length or 0)) :]
         return data, self._come
+
+
+def _check_whole(place: str | None) -> None:
+    """Refuse a part, where everything was asked for."""
+    if place is None:
+        return
+    first, stop, size = parse_content_range(place)
+    if first or stop != size:
+        raise BadAnswerError(f"asked for everything, the server sent {place!r}")
 
 
 def _check_skipped(count: int) -> None:

@@ -10,6 +10,7 @@ could not read carry a status that no server has sent.
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -217,12 +218,27 @@ def send(
         except IcechunkArrowError:
             raise
         except Exception as error:
+            _let_go(error)
             failure = classify(error)
             if failure.kind not in _WORTH_IT or tries >= settings.retry_tries:
                 raise RequestFailedError(failure, tries) from error
             pause = pause_seconds(tries, settings, fraction())
             _logger.info("try %d failed (%s), again in %.2f s", tries, shown(failure.text), pause)
         clock.pause(pause)
+
+
+def _let_go(error: BaseException) -> None:
+    """Cut off an error's traceback what lies outside of the event loop.
+
+    What ran in the loop refers to the error, and so to all functions of the traceback and to what their callers
+    hold: a circle. With an HDF5 file in it the loop, when it collects that, waits for the lock of HDF5, and who
+    has the lock waits for the loop.
+    """
+    place = error.__traceback__
+    while place is not None and not place.tb_frame.f_code.co_flags & inspect.CO_COROUTINE:
+        place = place.tb_next
+    if place is not None:
+        error.__traceback__ = place
 
 
 def error_of(

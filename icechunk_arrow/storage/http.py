@@ -238,7 +238,7 @@ async def _hear(answer: Any, url: str, question: Question) -> _Answer:
         return _Answer(target=urljoin(url, headers["Location"]))
     if answer.status not in {200, 206, 416}:
         answer.raise_for_status()
-    if answer.status != 200 and (question.length is None or answer.status not in {206, 416}):
+    if answer.status not in {200, 206} and (question.length is None or answer.status != 416):
         raise RefusedAnswerError(f"the server answered with the status {answer.status}")
     encoding = headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:

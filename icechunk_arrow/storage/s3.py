@@ -6,11 +6,15 @@ Tries are ours alone: those of s3fs and botocore are switched off, or they would
 
 Conditions: creation sends ``If-None-Match: *``, replacement ``If-Match``. A refusal is a 412, with
 or without a code; a 409 says that another such request is under way, and asks for another try.
+
+No redirect is followed: it could lead to any host, whose answer would be believed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -197,6 +201,7 @@ class S3Storage(ConnectedStorage):
             "read_timeout": seconds,
             "max_pool_connections": self._settings.max_concurrency,
             "retries": {"total_max_attempts": 1},
+            **_without_redirects(),
             **options.get("config_kwargs", {}),
         }
         return {"use_listings_cache": False, **options, "config_kwargs": config}
@@ -393,6 +398,35 @@ class S3Storage(ConnectedStorage):
         except ObjectNotFoundError:
             if self._look_for(key) != size:
                 raise
+
+
+class _Direct(NamedTuple):
+    """A session of aiohttp that follows no redirect."""
+
+    session: Any
+
+    async def request(self, *arguments: Any, **options: Any) -> Any:
+        """Send a request to where it is addressed, and nowhere else."""
+        return await self.session.request(*arguments, **options, allow_redirects=False)
+
+
+@functools.cache
+def _without_redirects() -> dict[str, Any]:
+    """Give the configuration by which aiobotocore leaves redirects alone, as botocore does; aiohttp follows them.
+
+    Old versions do not let themselves be told.
+    """
+    from aiobotocore.config import AioConfig  # noqa: PLC0415 - s3fs loads it, which takes a second
+    from aiobotocore.httpsession import AIOHTTPSession  # noqa: PLC0415 - the same
+
+    if "http_session_cls" not in inspect.signature(AioConfig.__init__).parameters:
+        return {}
+
+    class DirectSession(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            return _Direct(await super()._get_session(proxy_url))
+
+    return {"http_session_cls": DirectSession}
 
 
 class _Found(NamedTuple):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,7 +22,9 @@ from icechunk_arrow.storage import s3 as s3_module
 from icechunk_arrow.storage.failures import Kind, classify
 from icechunk_arrow.storage.open import open_storage
 from icechunk_arrow.storage.settings import StorageSettings
+from icechunk_arrow.storage.source_files import SourceFiles
 from tests.faults.proxy import FaultProxy, Spoil, fault_proxy, seeded
+from tests.ingest.files import weather_file
 from tests.places import make_array, read_array
 from tests.storage.fake_s3 import fake_s3
 from tests.storage.web import Page, web
@@ -29,12 +34,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.servers import S3Server
+    from tests.storage.fake_s3 import FakeS3
 
 QUICK = StorageSettings(retry_tries=8, retry_backoff_seconds=0.01, timeout_seconds=20)
+HASTY = StorageSettings(retry_tries=8, retry_backoff_seconds=0.01, timeout_seconds=1)
 COMMITS = 12
-EVERYTHING = dict.fromkeys(Spoil, 0.03)
-OVER_HTTP = [spoil for spoil in Spoil if spoil is not Spoil.SHORT]
+UNNOTICED = {Spoil.FLIPPED, Spoil.OTHER_FILE, Spoil.STALE}
+"""What a place can believe: seals and checksums are for that, and catalogs that distrust listings."""
+TOLD = {Spoil.REDIRECTED, Spoil.MISLED}
+"""Errors at once: no try would help."""
+OVERCOME = [spoil for spoil in Spoil if spoil not in UNNOTICED | TOLD]
+EVERYTHING = dict.fromkeys(OVERCOME, 0.015)
+OVER_HTTP = [spoil for spoil in OVERCOME if spoil not in {Spoil.SHORT, Spoil.LONGER}]
 """What can be noticed of a whole file without any checksum."""
+WHOLE_FOR_HTTP = {Spoil.SHORT, Spoil.LONGER}
 
 
 def _raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -85,29 +98,31 @@ def test_what_a_server_said_is_its_status(status: int, kind: Kind) -> None:
 
 
 @pytest.fixture
-def fake() -> Iterator[tuple[FaultProxy, dict[str, Any]]]:
+def fake() -> Iterator[tuple[FaultProxy, dict[str, Any], FakeS3]]:
     """A proxy before a small server in this process, which spoils nothing yet."""
     s3_module._proven.clear()
     with fake_s3() as server, fault_proxy(server.endpoint, lambda *_: None) as proxy:
-        yield proxy, {**server.storage_options, "endpoint_url": proxy.endpoint}
+        yield proxy, {**server.storage_options, "endpoint_url": proxy.endpoint}, server
 
 
-@pytest.mark.parametrize("spoil", Spoil, ids=lambda spoil: spoil.name)
+@pytest.mark.parametrize("spoil", OVERCOME, ids=lambda spoil: spoil.name)
 def test_each_fault_alone_is_overcome(
-    fake: tuple[FaultProxy, dict[str, Any]], spoil: Spoil
+    fake: tuple[FaultProxy, dict[str, Any], FakeS3], spoil: Spoil
 ) -> None:
     """Every second request is spoilt: all operations do what they should, and nothing is done twice."""
-    proxy, options = fake
-    storage = open_storage("s3://bucket/p", options, settings=QUICK)
+    proxy, options, server = fake
+    storage = open_storage("s3://bucket/p", options, settings=HASTY)
     storage.require_writable()
     turns = iter(range(10**6))
     proxy.plan = lambda *_: spoil if next(turns) % 2 == 0 else None
+    proxy.whole = lambda _: server.objects["p/k"]
     data = bytes(range(256)) * 40
 
     storage.put("k", data)
-    assert storage.get_range("k", 300, 100) == data[300:400]
-    assert storage.get_tail("k", 100) == (data[-100:], len(data))
-    if spoil is not Spoil.SHORT:  # a whole body that is whole for HTTP; checksums are for that
+    for _ in range(4):
+        assert storage.get_range("k", 300, 100) == data[300:400]
+        assert storage.get_tail("k", 100) == (data[-100:], len(data))
+    if spoil not in WHOLE_FOR_HTTP:  # checksums are for that
         assert storage.get("k") == data
         assert [found.key for found in storage.list()] == ["k"]
     assert storage.exists("k")
@@ -116,6 +131,32 @@ def test_each_fault_alone_is_overcome(
     proxy.plan = lambda *_: None
     assert not storage.exists("k")
     assert proxy.spoilt[spoil] >= 4
+
+
+@pytest.mark.parametrize("spoil", [Spoil.REDIRECTED, Spoil.MISLED])
+def test_no_bucket_leads_elsewhere(
+    fake: tuple[FaultProxy, dict[str, Any], FakeS3], spoil: Spoil
+) -> None:
+    """Where a redirect leads nobody goes, neither to read nor with what is to be written: it is an error."""
+    proxy, options, server = fake
+    storage = open_storage("s3://bucket/p", options, settings=HASTY)
+    storage.require_writable()
+    storage.put("k", b"here")
+    passed = len(server.requests)
+    proxy.plan = lambda *_: spoil
+    asks: list[Callable[[], object]] = [
+        lambda: storage.get("k"),
+        lambda: storage.exists("k"),
+        lambda: list(storage.list()),
+        lambda: storage.put("new", b"there"),
+        lambda: storage.create("newer", b"there"),
+        lambda: storage.delete(["k"]),
+    ]
+    for ask in asks * 6:
+        with pytest.raises(StorageError, match=r"s3://bucket/p"):
+            ask()
+    assert not proxy.strayed
+    assert len(server.requests) == passed
 
 
 def test_a_repository_is_read_over_a_bad_network(tmp_path: Path) -> None:
@@ -133,10 +174,41 @@ def test_a_repository_is_read_over_a_bad_network(tmp_path: Path) -> None:
                 site.pages[f"/{key}"] = Page(data=file.read_bytes())
         proxy.plan = seeded(3, dict.fromkeys(OVER_HTTP, 0.03))
         for _ in range(10):
-            found = Repository.open(f"{proxy.endpoint}/a%20b/r", storage_settings=QUICK)
+            found = Repository.open(f"{proxy.endpoint}/a%20b/r", storage_settings=HASTY)
             assert (read_array(found, branch="ü %41?#") == values).all()
     assert proxy.spoilt.total() > 10
     assert all("%25" not in path or "%2541" in path for path in site.paths)
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_failure_keeps_no_file_open(tmp_path: Path, failures: int) -> None:
+    """Overcome or told, it leaves no circle with an HDF5 file in it: who collects that can wait for ever."""
+    h5py = pytest.importorskip("h5py")
+    held: list[weakref.ref[Any]] = []
+    with web() as site, fault_proxy(site.endpoint, lambda *_: None) as proxy:
+        site.pages["/w.nc"] = Page(data=weather_file(tmp_path / "w.nc").read_bytes())
+        files = SourceFiles({})
+
+        def read() -> None:
+            with (
+                files.opened(f"{proxy.endpoint}/w.nc") as opened,
+                h5py.File(tmp_path / "w.nc") as file,  # another one that they have open
+            ):
+                held.append(weakref.ref(file))
+                left = iter(range(failures))
+                proxy.plan = lambda *_: Spoil.BUSY if next(left, None) is not None else None
+                opened.read(100)
+
+        gc.collect()
+        gc.disable()
+        try:
+            with nullcontext() if failures == 1 else pytest.raises(StorageError) as caught:
+                read()
+            del caught
+            assert proxy.spoilt[Spoil.BUSY]
+            assert held[0]() is None
+        finally:
+            gc.enable()
 
 
 def commit_through(
@@ -177,7 +249,7 @@ def test_commits_are_made_once(
 ) -> None:
     """With 15 % of answers cut or lost, or 21 % spoilt in every way, all commits are there, in order."""
     rates = EVERYTHING if spoil is None else {spoil: 0.15}
-    with fault_proxy(s3.endpoint, lambda *_: None) as proxy:
+    with fault_proxy(s3.endpoint, lambda *_: None, silent_seconds=1) as proxy:
         commit_through(proxy, s3, s3_url, catalog, seeded(12, rates))
         assert proxy.spoilt.total() >= COMMITS
 

@@ -25,6 +25,8 @@ from tests.conformance.live_manifests import LiveManifests, place_of
 from tests.replay.model import Array, Tree, fill_of, replayed, within
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.replay.model import Place as Coordinate
     from tests.replay.writers import Place
 
@@ -49,9 +51,15 @@ class Found:
     """Rows of all logs, by operation."""
 
 
-def check(place: Place) -> Found:
-    """Compare every snapshot that any branch or tag ever named with the model; raise where they differ."""
-    return _Check(place).run()
+def check(place: Place, seen: Collection[str] = ()) -> Found:
+    """Compare every snapshot that any branch or tag ever named with the model; raise where they differ.
+
+    Those that a reader has ``seen`` are among them.
+    """
+    checking = _Check(place)
+    found = checking.run()
+    assert set(seen) <= checking.facts.keys(), "what no branch or tag ever named was seen"
+    return found
 
 
 class _Check:
@@ -174,14 +182,17 @@ class _Check:
         """Every commit that returned is there exactly once, and none besides."""
         made = {i for i, facts in self.facts.items() if facts["parent"] is not None}
         assert Counter(committed) == Counter(made), "commits, and entries that name them"
-        lines = [
-            line
-            for file in Path(self.place.folder).glob("acknowledged-*")
-            for line in file.read_text().splitlines()
-        ]
-        acknowledged = Counter(map(json.loads, lines))
+        acknowledged = Counter(self.told("acknowledged-*"))
         found = Counter(self.facts[i]["properties"]["replay"]["name"] for i in made)
+        assert not found or max(found.values()) == 1, "a commit was made twice"
+        left_open = set(self.told("open-*")) - acknowledged.keys()
+        found = Counter({name: count for name, count in found.items() if name not in left_open})
         assert found == acknowledged, "commits that are there, and those that were acknowledged"
+
+    def told(self, files: str) -> list[str]:
+        """What writers wrote down of their commits."""
+        found = Path(self.place.folder).glob(files)
+        return [json.loads(line) for file in found for line in file.read_text().splitlines()]
 
     # -- facts
 

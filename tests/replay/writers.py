@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -46,20 +46,25 @@ class Place:
     folder: str
     options: dict[str, Any] = field(default_factory=dict)
     catalog: str = "branches"
+    source_url: str = ""
+    """Where the file is too that virtual chunks refer to, if not only in the folder."""
+    choices: dict[str, Any] = field(default_factory=dict)
+    """How the repository is opened besides."""
+    endured: tuple[type[Exception], ...] = ()
+    """Errors with which an operation may end here."""
 
     @property
     def source(self) -> str:
         """The location of the file that virtual chunks refer to."""
-        return (Path(self.folder) / "source" / "bytes").as_uri()
+        return self.source_url or (Path(self.folder) / "source" / "bytes").as_uri()
 
     def open(self) -> Repository:
         """Open the repository, as a new process does."""
-        return Repository.open(
-            self.url,
-            self.options,
-            storage_settings=StorageSettings(durable=False),
-            authorize_virtual_chunk_access=[self.source.rpartition("/")[0]],
-        )
+        usual = {
+            "storage_settings": StorageSettings(durable=False),
+            "authorize_virtual_chunk_access": [self.source.rpartition("/")[0]],
+        }
+        return Repository.open(self.url, self.options, **{**usual, **self.choices})
 
 
 class _UndoneError(Exception):
@@ -115,6 +120,8 @@ class Writer:
         self.number = number
         self.commits = 0
         self.counts: dict[str, int] = {}
+        self.errors: list[Exception] = []
+        """What was endured."""
         self._seed = f"{seed}/{number}"
         self._elsewhere = elsewhere
         self._repo = place.open()
@@ -125,8 +132,11 @@ class Writer:
         number = 0
         while True:
             rng = Random(f"{self._seed}/{number}")
-            with suppress(RefNotFoundError):  # somebody ended the branch
-                yield from self._act(rng)
+            try:
+                with suppress(RefNotFoundError):  # somebody ended the branch
+                    yield from self._act(rng)
+            except self.place.endured as error:
+                self._endured(error)
             number += 1
             yield
 
@@ -146,6 +156,10 @@ class Writer:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
+    def _endured(self, error: Exception) -> None:
+        self._count(type(error).__name__)
+        self.errors.append(error)
+
     def _some_branch(self, rng: Random) -> str:
         number = rng.random()
         branches = sorted(self._repo.list_branches())
@@ -163,6 +177,16 @@ class Writer:
         self._count(kind)
         with self._acknowledged.open("a") as file:
             file.write(json.dumps(note["replay"]["name"]) + "\n")
+
+    @contextmanager
+    def _leaving_open(self, note: dict[str, Any]) -> Iterator[None]:
+        """Write down of which commit it is not known whether it was made, where that is so."""
+        try:
+            yield
+        except self.place.endured:
+            with (Path(self.place.folder) / f"open-{self.number}").open("a") as file:
+                file.write(json.dumps(note["replay"]["name"]) + "\n")
+            raise
 
     def _session(self, rng: Random) -> Iterator[None]:
         session = self._repo.writable_session(self._some_branch(rng))
@@ -183,15 +207,25 @@ class Writer:
         select = {"ours": VersionSelection.UseOurs, "theirs": VersionSelection.UseTheirs}
         solver = _Settling(select.get(way))
         note["replay"].update(ours=solver.ours, theirs=solver.theirs)
+        is_open = False
         for _ in range(TRIES):
-            if not session.has_uncommitted_changes:  # all of it gave way
+            if not is_open and not session.has_uncommitted_changes:  # all of it gave way
                 return
             try:
-                session.commit(f"by {self.number}", note)
+                with self._leaving_open(note):
+                    session.commit(f"by {self.number}", note)
             except ConflictError:
+                is_open = False
                 if way == "lose":
                     self._count("lost")
                     return
+            except self.place.endured as error:
+                if rng.random() < 0.3:
+                    raise
+                self._endured(error)
+                is_open = True
+                yield
+                continue
             else:
                 self._acknowledge(note, "committed")
                 return
@@ -278,12 +312,15 @@ class Writer:
         rebase_with = rng.choice([None, ConflictDetector()])
         fails = rng.random() < 0.2
         with suppress(_UndoneError, ConflictError, RebaseFailedError):
-            with self._repo.transaction(
-                self._some_branch(rng),
-                message="transaction",
-                metadata=note,
-                rebase_with=rebase_with,
-            ) as store:
+            with (
+                self._leaving_open(note),
+                self._repo.transaction(
+                    self._some_branch(rng),
+                    message="transaction",
+                    metadata=note,
+                    rebase_with=rebase_with,
+                ) as store,
+            ):
                 session = store._session
                 assert isinstance(session, Session)
                 note["replay"]["base"] = session.snapshot_id
@@ -326,7 +363,7 @@ class Writer:
 
     def _compact(self, rng: Random) -> Iterator[None]:
         note = self._note()
-        with suppress(ConflictError):
+        with suppress(ConflictError), self._leaving_open(note):
             done = self._repo.compact_chunks(self._some_branch(rng), "gathered", metadata=note)
             if done.snapshot_id is not None:
                 self._acknowledge(note, "compactions")
@@ -334,7 +371,7 @@ class Writer:
 
     def _rewrite(self, rng: Random) -> Iterator[None]:
         note = self._note()
-        with suppress(ConflictError):
+        with suppress(ConflictError), self._leaving_open(note):
             done = self._repo.rewrite_manifests(self._some_branch(rng), "arranged", metadata=note)
             if done.snapshot_id is not None:
                 self._acknowledge(note, "rewrites")

@@ -79,6 +79,14 @@ def test_everything_is_taken_up_to_the_limit(cuts: list[int], told: bool, limit:
             Intake(question, None, 100)
 
 
+def test_a_part_is_no_whole_file() -> None:
+    """Who asks for everything and is sent a part is not given that, unless it is everything."""
+    assert taken(Intake(Question(key="k"), "bytes 0-99/100", 100), FILE, []) == (FILE, 100)
+    for place in ("bytes 0-98/100", "bytes 1-99/100", "bytes 0-99/*", "nonsense"):
+        with pytest.raises(BadAnswerError):
+            Intake(Question(key="k"), place, 99)
+
+
 @pytest.mark.parametrize("question", [Question(key="k"), Question(key="k", start=None, length=9)])
 def test_a_body_that_ended_early_is_noticed(question: Question) -> None:
     """However it is asked for, fewer bytes than were announced are not a file."""
