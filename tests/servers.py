@@ -25,6 +25,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -152,6 +153,13 @@ class S3Server:
     def url(self) -> str:
         """The bucket."""
         return f"s3://{self.bucket}"
+
+    def find_object(self, path: str) -> bytes | None:
+        """The object of a request's path."""
+        try:
+            return (self.folder / unquote(urlsplit(path).path)[1:]).read_bytes()
+        except OSError:
+            return None
 
     @property
     def storage_options(self) -> dict[str, Any]:

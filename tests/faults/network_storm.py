@@ -35,7 +35,6 @@ import traceback
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -442,7 +441,7 @@ def storm(
                     server.endpoint,
                     lambda *_: None,
                     is_listing=is_listing,
-                    whole=partial(_whole, server.folder),
+                    whole=server.find_object,
                     chance=random.Random(f"{seed} {name}"),
                 )
             )
@@ -463,11 +462,3 @@ def storm(
         except BaseException as error:
             error.add_note(f"seed {seed}, catalog {catalog!r}, count {count}")
             raise
-
-
-def _whole(folder: Path, path: str) -> bytes | None:
-    """The object of a request's path."""
-    try:
-        return (folder / unquote(urlsplit(path).path)[1:]).read_bytes()
-    except OSError:
-        return None

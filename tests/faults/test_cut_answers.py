@@ -249,7 +249,7 @@ def test_commits_are_made_once(
 ) -> None:
     """With 15 % of answers cut or lost, or 21 % spoilt in every way, all commits are there, in order."""
     rates = EVERYTHING if spoil is None else {spoil: 0.15}
-    with fault_proxy(s3.endpoint, lambda *_: None, silent_seconds=1) as proxy:
+    with fault_proxy(s3.endpoint, lambda *_: None, silent_seconds=1, whole=s3.find_object) as proxy:
         commit_through(proxy, s3, s3_url, catalog, seeded(12, rates))
         assert proxy.spoilt.total() >= COMMITS
 
