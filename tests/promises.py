@@ -8,5 +8,5 @@ __all__ = ["required"]
 
 
 def required(what: str) -> bool:
-    """Whether ``ICECHUNK_ARROW_REQUIRE`` names a thing: s3, spark, delta, strace, root, faketime or other-python."""
+    """Whether ``ICECHUNK_ARROW_REQUIRE`` names a thing: s3, spark, delta, strace, root, faketime, other-python."""
     return what in os.environ.get("ICECHUNK_ARROW_REQUIRE", "").split(",")

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults import bad_calls, bad_places, flips, network_storm, signals
+from tests.faults import bad_calls, bad_places, flips, network_storm, signal_storms
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
 from tests.processes import running as processes
@@ -104,7 +104,7 @@ def _by_all_means(place: str, catalog: str, folder: Path, seed: int, count: int)
 
 
 def _at_any_moment(name: str, catalog: str, folder: Path, seed: int, count: int) -> object:
-    return {"interrupted": signals.at_any_moment(name, catalog, seed, count)}
+    return {"interrupted": signal_storms.at_any_moment(name, catalog, seed, count)}
 
 
 STORMS: dict[str, Storm] = {
@@ -147,7 +147,7 @@ STORMS: dict[str, Storm] = {
         f"signals at any moment of {name}, {catalog}": Storm(
             run=partial(_at_any_moment, name, catalog), count=100
         )
-        for name in signals.OPERATIONS
+        for name in signal_storms.OPERATIONS
         for catalog in CATALOGS
     },
     **{

@@ -56,7 +56,12 @@ def with_log(victim: Victim, alter: Callable[[Columns], Mapping[str, pa.Array]])
     """Put the columns of the commit's log in another form."""
     table, facts = old(victim, FileKind.TRANSACTION, victim.snapshot_id)
     write(
-        victim, FileKind.TRANSACTION, victim.snapshot_id, alter(columns_of(table)), facts, use_dictionary=False
+        victim,
+        FileKind.TRANSACTION,
+        victim.snapshot_id,
+        alter(columns_of(table)),
+        facts,
+        use_dictionary=False,
     )
 
 
@@ -139,12 +144,16 @@ def without_row(row: int) -> Callable[[Columns], Columns]:
 def of_the_other(columns: Columns) -> Columns:
     ids = columns["array_id"].to_pylist()
     ids[2] = ids[3]
-    columns["coord"] = pa.array([*columns["coord"].to_pylist()[:2], b"", *columns["coord"].to_pylist()[3:]])
+    columns["coord"] = pa.array(
+        [*columns["coord"].to_pylist()[:2], b"", *columns["coord"].to_pylist()[3:]]
+    )
     return columns | {"array_id": pa.array(ids, pa.uint32())}
 
 
 @pytest.mark.parametrize(
-    "alter", [without_row(0), without_row(2), without_row(6), of_the_other], ids=["0", "2", "6", "other"]
+    "alter",
+    [without_row(0), without_row(2), without_row(6), of_the_other],
+    ids=["0", "2", "6", "other"],
 )
 def test_a_commit_does_not_make_damage_sound(
     victim: Victim, alter: Callable[[Columns], Columns]

@@ -27,6 +27,7 @@ from tests.simulation.world import Violation, VirtualClock, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Self
 
 __all__ = ["Figures", "Outcome", "run", "shrunk", "simulated", "storm"]
 
@@ -54,7 +55,7 @@ class Inline:
     def shutdown(self, *_: Any, **__: Any) -> None:
         pass
 
-    def __enter__(self) -> Inline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 SEED = 20_261_120
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
-FOUND: dict[str, tuple[int, int, str]] = {}
-"""Of each planted defect: a seed, how many schedules from there on are enough, and the invariant that does not hold."""
+FOUND: dict[str, tuple[int, str]] = {}
+"""Of each planted defect: a seed from which on it is soon found, and which invariants then do not hold."""
+ENOUGH = 40
+"""Schedules."""
 
 
 @pytest.mark.parametrize("catalog", ["branches", "state"])
@@ -76,9 +78,9 @@ def test_what_was_written_down_runs_the_same() -> None:
 
 def test_a_failing_schedule_becomes_short() -> None:
     """What it fails without is left out, and what is left fails in the same way."""
-    seed, count, rule = FOUND["missing sync"]
+    seed, rule = FOUND["missing sync"]
     with simulated(), plant("missing sync"):
-        found = next(o for o in map(run, map(drawn, range(seed, seed + count))) if o.rule)
+        found = next(o for o in map(run, map(drawn, range(seed, seed + ENOUGH))) if o.rule)
         short = shrunk(found)
         assert (short.rule, found.rule) == (rule, rule)
         again = run(Schedule.from_json(short.schedule.to_json()))
@@ -99,6 +101,8 @@ def test_kept_schedules(path: Path) -> None:
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_planted_defects_are_found(defect: str) -> None:
     """A simulation that finds nothing proves nothing."""
-    seed, count, rule = FOUND[defect]
-    figures = storm(seed, count, planted=defect, until_failure=True)
-    assert [each.rule for each in figures.failures] == [rule]
+    seed, rules = FOUND[defect]
+    figures = storm(seed, ENOUGH, planted=defect, until_failure=True)
+    found = [each.rule for each in figures.failures]
+    assert len(found) == 1, f"not in {figures.schedules} schedules from seed {seed}"
+    assert found[0] in rules.split(", ")
