@@ -169,10 +169,10 @@ def _trusted_clock(patch: pytest.MonkeyPatch) -> None:
 def _unchecked_bytes(patch: pytest.MonkeyPatch) -> None:
     """What comes of a chunk file is given out as it is."""
 
-    def checked(self: Any, data: Any) -> Any:
-        return data[self.start - self.first : self.stop - self.first]
+    def read(self: Any, ref: Any, start: int, stop: int) -> Any:
+        return vars(chunk_bytes.ChunkBytes)["_read"](self, ref, start, stop - start)
 
-    patch.setattr(chunk_bytes.Part, "checked", checked)
+    patch.setattr(chunk_bytes.ChunkBytes, "read", read)
 
 
 def _old_tip(patch: pytest.MonkeyPatch) -> None:

@@ -231,8 +231,10 @@ def _operation(rng: Random, number: int, name: str) -> Operation:
             found["branch"] = _branch(rng)
             if name == "open" and rng.random() < 0.2:
                 found["tag"] = f"t{rng.randrange(2)}"
-        case "create" | "remove":
+        case "create":
             found["path"] = rng.choice([*NEW, *NEW, PATHS[1]])
+        case "remove":
+            found["path"] = rng.choice([*NEW, *NEW, *PATHS[1:]])
         case "attributes":
             found |= {"path": rng.choice(["/", "/g"]), "value": number}
         case "commit":

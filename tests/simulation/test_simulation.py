@@ -20,9 +20,29 @@ if TYPE_CHECKING:
 
 SEED = 20_261_120
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
-FOUND: dict[str, tuple[int, str]] = {}
+FOUND = {
+    "lost update": (SEED + 0, "acknowledged, refused, history"),
+    "overrun state": (SEED + 4, "parent"),
+    "missing sync": (SEED + 0, "durable"),
+    "unsynced fork": (SEED + 1, "CorruptFileError, durable, content"),
+    "stale handle": (SEED + 10, "gap, parent, identity"),
+    "gap": (SEED + 0, "gap"),
+    "entry first": (SEED + 0, "half visible"),
+    "moving reader": (SEED + 0, "content"),
+    "forgotten attempts": (SEED + 61, "refused, twice"),
+    "impatience": (SEED + 44, "refused, twice"),
+    "trusted clock": (SEED + 5, "identity, error"),
+    "unchecked bytes": (SEED + 12, "content"),
+    "old tip": (SEED + 0, "endless, currency"),
+    "moving tag": (SEED + 2, "tag"),
+    "careless reset": (SEED + 8, "expected"),
+    "raw error": (SEED + 0, "ValueError"),
+    "unseen conflicts": (SEED + 4, "conflict"),
+    "reused ids": (SEED + 52, "identity"),
+    "forgotten rows": (SEED + 0, "content"),
+}
 """Of each planted defect: a seed from which on it is soon found, and which invariants then do not hold."""
-ENOUGH = 40
+ENOUGH = 150
 """Schedules."""
 
 
