@@ -455,7 +455,8 @@ class _Rows:
         ranks = self._ranks
         if not len(ranks) or ranks[0] != 0 or (ranks[1:] == 0).any():
             raise ValueError("its first row, and no other, must be the snapshot's")
-        nodes = to_numpy(one_array(self._table["node_id"]).fill_null(0)).astype(np.int64)
+        ids = one_array(self._table["node_id"])
+        nodes = np.where(validity(ids), to_numpy(ids), 0).astype(np.int64)
         of_chunks = (ranks >= first) & (ranks <= last)
         order = np.where(of_chunks, (nodes << 8) + 256, 0) + ranks
         order[ranks > last] += 1 << 48

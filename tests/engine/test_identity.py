@@ -190,9 +190,9 @@ class _Old(WrappedStorage):
 
     before: list[ObjectInfo] | None = None
 
-    def list(self, prefix: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str = "", *, limit: int | None = None) -> Iterator[ObjectInfo]:
         before, self.before = self.before, None
-        return self.inner.list(prefix, limit) if before is None else iter(before[:limit])
+        return self.inner.list(prefix, limit=limit) if before is None else iter(before[:limit])
 
     def _run(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
         return effect()

@@ -228,7 +228,8 @@ class Actor:
         self._leave()
 
     def _uid(self, op: Operation, part: int = 0) -> int:
-        return 100 + self._number * 1000 + op["id"] * 10 + part
+        number: int = op["id"]
+        return 100 + self._number * 1000 + number * 10 + part
 
     def _stage(self, session: Session, op: Operation) -> None:
         """Do something, and remember it when it was done."""
@@ -302,7 +303,7 @@ class Actor:
         self._thread.wait(workers)
         for worker in workers:
             self._thread.suffered |= worker.suffered
-        finished = [child for child in results.values() if child.result is not None]
+        finished = [child for child in results.values() if child.result]
         forks: list[ForkSession] = [pickle.loads(child.result) for child in finished]
         session.merge(*forks)
         base = session._staging.base.id
@@ -464,7 +465,7 @@ class _Child:
         self._opened = parent._opened  # who may crash and open another one meanwhile
         self._data = data
         self.operations = operations
-        self.result: bytes | None = None
+        self.result = b""
 
     def act(self, thread: Thread) -> None:
         thread.begin(0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace as changed
 
-from icechunk_arrow.engine import branch_session, catalog, chunk_bytes, commit, forks, state_catalog
+from icechunk_arrow.engine import branch_session, catalog, chunk_bytes, commit, forks
 from icechunk_arrow.engine.catalog import Fate, SequenceCatalog, read_entry
 from icechunk_arrow.engine.session import BaseSession
 from icechunk_arrow.engine.state_catalog import StateCatalog
@@ -48,9 +48,7 @@ def _overrun_state(patch: pytest.MonkeyPatch) -> None:
             )
 
         state = self._change(decide, lambda _: False)
-        return state_catalog.Tip(
-            branch=tip.branch, snapshot_id=snapshot.id, position=state.generation
-        )
+        return Tip(branch=tip.branch, snapshot_id=snapshot.id, position=state.generation)
 
     patch.setattr(StateCatalog, "advance", advance)
 

@@ -120,7 +120,8 @@ class Watch:
         for name in {*branches, *old_branches}:
             if branches.get(name) != old_branches.get(name):
                 tip = branches.get(name)
-                if tip in listed[len(old_listed) :] and self.model.facts_of(tip)["parent"]:
+                is_new = tip in listed[len(old_listed) :]
+                if tip is not None and is_new and self.model.facts_of(tip)["parent"]:
                     self._commit(name, tip)
                 self._move(name, tip)
         for name, snapshot_id in tags.items():
