@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from icechunk_arrow.engine import branch_session, catalog, chunk_bytes, commit, forks
-from icechunk_arrow.engine.catalog import Fate, SequenceCatalog, read_entry
+from icechunk_arrow.engine.catalog import Fate, SequenceCatalog, Tip, read_entry
 from icechunk_arrow.engine.session import BaseSession
 from icechunk_arrow.engine.state_catalog import StateCatalog
 from icechunk_arrow.errors import AlreadyExistsError
