@@ -77,7 +77,7 @@ for name in sys.argv[2].split(","):
         told[name] = [type(error).__name__, str(error)]
     except BaseException as error:
         told[name] = ["raw", traceback.format_exc()]
-print(json.dumps(told))
+print(json.dumps(told, default=repr))
 """
 
 
@@ -128,7 +128,7 @@ def as_other(
 
 
 def in_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+    return json.loads(json.dumps(value, default=repr))
 
 
 @pytest.mark.parametrize("catalog", ["branches", "state"])
