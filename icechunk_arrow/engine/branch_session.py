@@ -25,6 +25,7 @@ from icechunk_arrow.core.documents import parse_document
 from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.keys import node_path
 from icechunk_arrow.engine import commit as committing
+from icechunk_arrow.engine.catalog import conflict
 from icechunk_arrow.engine.changes import in_columns
 from icechunk_arrow.engine.commit import check_message
 from icechunk_arrow.engine.history import ancestors, own_tip
@@ -381,6 +382,9 @@ class BranchSession(BaseSession):
 
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> None:
         tip = self._get_tip()
+        base = self._staging.base.id
+        if base != tip.snapshot_id:  # a rebase came as far as there; a reset may bring the old tip back
+            raise conflict(tip.branch, base, self._context.catalog.get_tip(tip.branch).snapshot_id)
         changes = self._changes_of(self._staging, self._writer)
         pending = changes.chunks.pending
         try:

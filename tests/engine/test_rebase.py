@@ -9,6 +9,7 @@ import zarr
 from icechunk_arrow import (
     BasicConflictSolver,
     ConflictDetector,
+    ConflictError,
     ConflictType,
     RebaseFailedError,
     Repository,
@@ -42,6 +43,26 @@ def test_changes_to_different_chunks_both_stay(repo: Repository) -> None:
     assert (found[0:2, 0:2] == 2).all()
     assert (found[4:6, 4:6] == 3).all()
     assert found.sum() == 4 * 2 + 4 * 3 + (64 - 8)
+
+
+@pytest.mark.parametrize("catalog", ["branches", "state"])
+def test_half_a_rebase_brings_nothing_back(catalog: str) -> None:
+    """A session that stands on a commit which the branch has left again makes it no part of the branch."""
+    repo = Repository.create("memory://", catalog=catalog)
+    first = written(repo, 1)
+    ours = repo.writable_session("main")
+    zarr.open_array(ours.store, path="a")[0, 0] = 2
+    written(repo, 1, "b")
+    theirs = repo.writable_session("main")
+    zarr.open_array(theirs.store, path="a")[0, 0] = 3
+    theirs.commit("theirs")
+    with pytest.raises(RebaseFailedError):
+        ours.rebase(ConflictDetector())
+    repo.reset_branch("main", first)
+
+    with pytest.raises(ConflictError):
+        ours.commit("ours")
+    assert repo.lookup_branch("main") == first
 
 
 def test_new_nodes_get_ids_of_their_own(repo: Repository) -> None:
