@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.conformance.foreign import second_reader
-from tests.fuzzing.looks import LOOKS, NEW_BYTES, NEW_GROUP, Answer, look, operation_of
+from tests.fuzzing.looks import LOOKS, NEW_BYTES, NEW_GROUP, Answer, look, views_of
+from tests.fuzzing.naming import named_rightly
 from tests.fuzzing.samples import Sample, sample
+from tests.fuzzing.second import read_by_the_second
+from tests.fuzzing.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["FAILED", "LEGITIMATE", "OUTCOMES", "REFUSED", "SAME", "Verdict", "judge"]
 
-OUTCOMES = ("same", "refused", "legitimate", "engine", "failed")
-SAME, REFUSED, LEGITIMATE, ENGINE, FAILED = OUTCOMES
+OUTCOMES = ("same", "refused", "legitimate", "failed")
+SAME, REFUSED, LEGITIMATE, FAILED = OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,15 @@ def expected(name: str, kind: str) -> dict[str, Answer]:
 
 
 def _look_all(of: Sample, kind: str, changes: Mapping[str, bytes | None]) -> dict[str, Answer]:
-    found = {}
     of.lay_out(dict(changes))
-    for way in LOOKS:
-        found[way] = look(way, of.url, kind)
-    return found
+    with shortcuts_of(of.name).taken(views_of(kind)):
+        return {way: look(way, of.url, kind) for way in LOOKS}
+
+
+@cache
+def shortcuts_of(name: str) -> Shortcuts:
+    """Give the shortcuts for a sample: they hold what its sound files say."""
+    return Shortcuts(sample(name).objects.values())
 
 
 BELIEVED = "and asked one by one"
@@ -75,31 +77,52 @@ def judge(
     """
     before = expected(name, kind)
     after = _look_all(sample(name), kind, changes)
-    if kind == "config":
-        return _judge_config(before, after)
-    others = []
     for way, answer in after.items():
         if answer.crash is not None:
             if BELIEVED in answer.crash and believed:
                 return Verdict(LEGITIMATE, f"statistics are believed: {answer.crash}")
             return Verdict(FAILED, f"{way}: {answer.crash}")
-        stopped = answer.refusal or answer.engine
-        if not stopped and answer.value != before[way].value:
-            others.append(way)
-    if others:
-        wrong = _illegitimate(name, kind, others, before, after, changes)
+    if kind == "config":
+        return _judge_config(before, after)
+    others = [way for way in after if not _same(after[way], before[way])]
+    refused = [way for way in others if after[way].refusal]
+    others = [way for way in others if not after[way].refusal]
+    said = read_by_the_second(name, changes)
+    if refused:
+        wrong = _wrongly_refused(name, {way: str(after[way].refusal) for way in refused}, said, changes)
         if wrong:
             return Verdict(FAILED, wrong)
-    refusals = [f"{way}: {answer.refusal}" for way, answer in after.items() if answer.refusal]
-    engine = [answer.engine for answer in after.values() if answer.engine]
-    if engine and not refusals:
-        return Verdict(ENGINE, engine[0])
-    if refusals:
-        key = next(iter(changes))
-        if not any(_names(text, key) for text in refusals):
-            return Verdict(FAILED, f"nobody names {key}: {refusals[0]}")
-        return Verdict(REFUSED, refusals[0])
-    return Verdict(LEGITIMATE, ", ".join(others)) if others else Verdict(SAME)
+    if others:
+        wrong = _illegitimate(name, kind, others, before, after, changes, said)
+        if wrong:
+            return Verdict(FAILED, wrong)
+    if refused:
+        return Verdict(REFUSED, f"{refused[0]}: {after[refused[0]].refusal}")
+    if others:
+        return Verdict(LEGITIMATE, ", ".join(others))
+    if isinstance(said, str):
+        return Verdict(FAILED, f"nobody sees it, and the second reader refuses it: {said}")
+    return Verdict(SAME)
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    return one.refusal is None and one.value == other.value
+
+
+def _wrongly_refused(
+    name: str,
+    refusals: Mapping[str, str],
+    said: dict[str, Any] | str,
+    changes: Mapping[str, bytes | None],
+) -> str:
+    """Say why errors are wrong: the file is sound, or they name none that has to do with it."""
+    way, text = next(iter(refusals.items()))
+    if not isinstance(said, str):
+        return f"{way} refuses what the second reader takes: {text}"
+    for way, text in refusals.items():
+        if not named_rightly(name, text, changes):
+            return f"{way} names no file that has to do with {', '.join(changes)}: {text}"
+    return ""
 
 
 def _judge_config(before: Mapping[str, Answer], after: Mapping[str, Answer]) -> Verdict:
@@ -124,10 +147,6 @@ def _judge_config(before: Mapping[str, Answer], after: Mapping[str, Answer]) -> 
     if refusals:
         return Verdict(REFUSED, refusals[0])
     return Verdict(LEGITIMATE, ", ".join(others)) if others else Verdict(SAME)
-
-
-def _names(text: str, key: str) -> bool:  # noqa: ARG001 -- files may disagree, and either may be named
-    return True
 
 
 def _shows_what_stands_there(
@@ -166,10 +185,10 @@ def _illegitimate(
     before: Mapping[str, Answer],
     after: Mapping[str, Answer],
     changes: Mapping[str, bytes | None],
+    said: dict[str, Any] | str,
 ) -> str:
     """Say why other answers are wrong; nothing where they are legitimate."""
     read = after["read"]
-    said = read_by_the_second(sample(name), changes)
     if {*others} <= {"tables", "duckdb"} and _shows_what_stands_there(
         name, kind, others, said, changes
     ):
@@ -223,54 +242,6 @@ def _wrong_commit(read: Mapping[str, Any], made: Mapping[str, Any], *, kinds: bo
             for node in nodes.values():
                 node["chunks"] = [(c["index"], c.get("bytes")) for c in node.get("chunks", ())]
     return "" if found == wanted else _difference(found, wanted)
-
-
-class _Second(second_reader.Repository):
-    """The second reader, for one file at a time: that a log repeats a snapshot's facts shows in two (R102)."""
-
-    def check_log_facts(self, key: str, first: dict[str, Any], facts: dict[str, Any]) -> None:
-        found = second_reader.parsed(key, first["snapshot"] or "")
-        good = isinstance(found, dict) and found.get("id") == facts["metadata"]["id"]
-        second_reader.need(key, good, "is another log")
-
-
-def read_by_the_second(of: Sample, changes: Mapping[str, bytes | None]) -> dict[str, Any] | str:
-    """Let the second reader read it; text is why it refuses."""
-    with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
-        for key, data in {**of.objects, **changes}.items():
-            if data is not None:
-                path = Path(folder) / key
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-        try:
-            with patch.object(second_reader, "Repository", _Second):
-                found = second_reader.read(Path(folder))
-        except second_reader.RefusalError as error:
-            return str(error)
-        except Exception as error:
-            return f"it breaks off with {error!r:.200}"
-    for snapshot in found["snapshots"].values():
-        for node in snapshot["nodes"].values():
-            for chunk in node.get("chunks", ()):
-                if "last_modified" in chunk:
-                    chunk["last_modified"] = _micros(chunk["last_modified"])
-        if snapshot["operations"] is not None:
-            snapshot["operations"] = [*map(_operation, snapshot["operations"])]
-    again: dict[str, Any] = json.loads(json.dumps(found))
-    return again
-
-
-def _operation(row: dict[str, Any]) -> dict[str, Any]:
-    found = operation_of(row)
-    if "last_modified" in found:
-        found["last_modified"] = _micros(found["last_modified"])
-    return found
-
-
-def _micros(time: str) -> int:
-    return (datetime.fromisoformat(time) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
-        microseconds=1
-    )
 
 
 def _difference(found: Any, wanted: Any, path: str = "") -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from icechunk_arrow import Session
 
-__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "Answer", "look", "operation_of"]
+__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "Answer", "look", "operation_of", "views_of"]
 
 TABLES = {
     "manifest": ("manifests",),
@@ -59,6 +59,13 @@ VIEWS = {
     "log": ("operations",),
     "config": ("config",),
 }
+
+
+def views_of(kind: str) -> tuple[str, ...]:
+    """Name the views that show a damage of a kind."""
+    return VIEWS.get(kind, ("refs",))
+
+
 _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{19}[0G]")
 NEW_GROUP, NEW_BYTES = "/fuzzed", b"\x07"
 
@@ -70,8 +77,6 @@ class Answer:
     value: Any = None
     refusal: str | None = None
     crash: str | None = None
-    engine: str | None = None
-    """An error of DuckDB's own, which names no file."""
 
 
 @cache
@@ -257,7 +262,7 @@ def through_duckdb(url: str, kind: str) -> Any:
     try:
         found = {
             name: _sorted(_shown(name, con.sql(f"FROM r.{name}").to_arrow_table()))
-            for name in VIEWS.get(kind, ("refs",))
+            for name in views_of(kind)
         }
     finally:
         icechunk_arrow.duckdb.detach(con, "r")
@@ -331,7 +336,7 @@ def look(name: str, url: str, kind: str) -> Answer:
                 ".*", text
             )
             said = f"through DuckDB: {found[0] if found else text}"
-            return Answer(refusal=said) if _names_a_file(said) else Answer(engine=said)
+            return Answer(refusal=said) if _names_a_file(said) else Answer(crash=said)
         return Answer(crash=_told(error))
     except BaseException as error:
         return Answer(crash=_told(error))

@@ -170,6 +170,7 @@ class _Worker:
         to_us.close()
         self.given: deque[int] = deque()
         self.current: int | None = None
+        self.is_ready = False
         self.done = 0
         self.silent = -60.0
         """For how long nothing was heard while it could run, in seconds; to begin takes longer."""
@@ -227,6 +228,8 @@ def run(
                     continue
                 pool.remove(worker)
                 code = worker.end()
+                if not worker.is_ready:  # another would not begin either
+                    raise RuntimeError(f"a process did not begin: {lost or f'exit code {code}'}")
                 if worker.current is not None:
                     told = lost or f"the interpreter dies, exit code {code}"
                     case = Case.drawn(seed, worker.current, kind)
@@ -256,6 +259,7 @@ def _hear(worker: _Worker, waiting: deque[int], found: Run, end: float | None) -
         if said is not None:
             found.add(said)
     else:
+        worker.is_ready = True
         over = end is not None and time.monotonic() >= end
         if over:
             waiting.clear()

@@ -1,0 +1,125 @@
+"""What the second reader says of a sample in which files are others.
+
+It was made from schemas/README.md alone and shares no code with this package, so it decides who is right. Owns how
+it is run many times, and how its answer is brought into the form of :func:`tests.fuzzing.looks.read`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from tests.conformance.foreign import second_reader
+from tests.fuzzing.looks import operation_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.fuzzing.samples import Sample
+
+__all__ = ["read_by_the_second"]
+
+
+class _Second(second_reader.Repository):
+    """The second reader, for one file at a time.
+
+    That a log repeats a snapshot's facts shows in two files (R102), of which this package reads the other. Sound files
+    are opened once.
+    """
+
+    def check_log_facts(self, key: str, first: dict[str, Any], facts: dict[str, Any]) -> None:
+        found = second_reader.parsed(key, first["snapshot"] or "")
+        good = isinstance(found, dict) and found.get("id") == facts["metadata"]["id"]
+        second_reader.need(key, good, "is another log")
+
+    def open(self, key: str) -> second_reader.Sealed:
+        folder = _FOLDERS[self.root]
+        if key in folder.changed:
+            return super().open(key)
+        if key not in folder.opened:
+            folder.opened[key] = super().open(key)
+        self.sealed[key] = folder.opened[key]
+        return self.sealed[key]
+
+
+class _Folder:
+    """A sample's objects as files."""
+
+    def __init__(self, of: Sample) -> None:
+        self.objects = of.objects
+        self.kept = tempfile.TemporaryDirectory(prefix="fuzzing-")
+        self.root = Path(self.kept.name)
+        self.opened: dict[str, second_reader.Sealed] = {}
+        self.changed: frozenset[str] = frozenset()
+        for key, data in of.objects.items():
+            self._put(key, data)
+        _FOLDERS[self.root] = self
+
+    def _put(self, key: str, data: bytes | None) -> None:
+        path = self.root / key
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    @contextmanager
+    def altered(self, changes: Mapping[str, bytes | None]) -> Iterator[None]:
+        """Let some files be others meanwhile."""
+        self.changed = frozenset(changes)
+        try:
+            for key, data in changes.items():
+                self._put(key, data)
+            yield
+        finally:
+            for key in changes:
+                self._put(key, self.objects.get(key))
+            self.changed = frozenset()
+
+
+_FOLDERS: dict[Path, _Folder] = {}
+
+
+@cache
+def _folder(name: str) -> _Folder:
+    from tests.fuzzing.samples import sample
+
+    return _Folder(sample(name))
+
+
+def read_by_the_second(name: str, changes: Mapping[str, bytes | None]) -> dict[str, Any] | str:
+    """Let the second reader read a sample; text is why it refuses."""
+    folder = _folder(name)
+    try:
+        with folder.altered(changes), patch.object(second_reader, "Repository", _Second):
+            found = second_reader.read(folder.root)
+    except second_reader.RefusalError as error:
+        return str(error)
+    for snapshot in found["snapshots"].values():
+        for node in snapshot["nodes"].values():
+            for chunk in node.get("chunks", ()):
+                if "last_modified" in chunk:
+                    chunk["last_modified"] = _micros(chunk["last_modified"])
+        if snapshot["operations"] is not None:
+            snapshot["operations"] = [*map(_operation, snapshot["operations"])]
+    again: dict[str, Any] = json.loads(json.dumps(found))
+    return again
+
+
+def _operation(row: dict[str, Any]) -> dict[str, Any]:
+    found = operation_of(row)
+    if "last_modified" in found:
+        found["last_modified"] = _micros(found["last_modified"])
+    return found
+
+
+def _micros(time: str) -> int:
+    return (datetime.fromisoformat(time) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+        microseconds=1
+    )
