@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
+    alike,
     conformed,
     distinct,
     from_values,
@@ -397,7 +398,7 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
     sealed.budget.check(table.nbytes + NODE_BYTES * table.num_rows)
     facts, document = _facts_and_document(sealed)
     try:
-        table = _in_one_width(table)
+        table = _in_one_width(table, sealed.fact(_WIDTH))
         inventories = one_array(table["inventories"])
         sealed.budget.check(table.nbytes + ENTRY_BYTES * len(inventories.values))
         entries = read_entries(inventories)
@@ -428,11 +429,15 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
     return snapshot
 
 
-def _in_one_width(table: pa.Table) -> pa.Table:
-    """Give the documented columns in one of the documented widths: as they are, if they are."""
+def _in_one_width(table: pa.Table, width: str) -> pa.Table:
+    """Give the documented columns in the width that a file says: as they are, if they are."""
     table = table.select(SCHEMA.names)
-    if any(table.schema.equals(schema) for schema in (SCHEMA, WIDE_SCHEMA)):
+    schema = {"narrow": SCHEMA, "wide": WIDE_SCHEMA}[width]
+    if table.schema.equals(schema):
         return table
+    for found, field in zip(table.schema, schema, strict=True):
+        if not alike(found.type, field.type):
+            raise TypeError(f"the {width} column {field.name!r} is of type {found.type}")
     return pa.Table.from_arrays(conformed(table, WIDE_SCHEMA), schema=WIDE_SCHEMA)
 
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
     from icechunk_arrow import Session
 
-__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "Answer", "look", "operation_of", "views_of"]
+__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "LACKS", "Answer", "EngineError", "look", "operation_of", "views_of"]
 
+LACKS = "asked one by one,"
 TABLES = {
     "manifest": ("manifests",),
     "structure": ("nodes", "manifests", "snapshots"),
@@ -76,6 +77,8 @@ class Answer:
 
     value: Any = None
     refusal: str | None = None
+    engine: str | None = None
+    """An error of DuckDB's own, while it carried out a query of ours."""
     crash: str | None = None
 
 
@@ -153,7 +156,8 @@ def _chunks(session: Session, path: str) -> Iterator[dict[str, Any]]:
     if prod(counts) <= reading.MOST_ASKED:
         there = [each for each in product(*map(range, counts)) if session.find_chunk(view, each)]
         listed = [tuple(row["index"]) for row in rows]
-        assert there == listed, f"{path} has {listed}, and asked one by one {there}"
+        assert {*there} <= {*listed}, f"{path} has chunks that are not listed, asked one by one"
+        assert there == listed, f"{LACKS} {path} lacks chunks that are listed"
     for row in rows:
         chunk: dict[str, Any] = {name: row[name] for name in ("index", "kind", "length")}
         if row["kind"] != "inline":
@@ -260,13 +264,26 @@ def through_duckdb(url: str, kind: str) -> Any:
     con = connection()
     icechunk_arrow.duckdb.attach(con, url, "r")
     try:
-        found = {
-            name: _sorted(_shown(name, con.sql(f"FROM r.{name}").to_arrow_table()))
-            for name in views_of(kind)
-        }
+        return {name: _sorted(_shown(name, _asked(con, name))) for name in views_of(kind)}
     finally:
         icechunk_arrow.duckdb.detach(con, "r")
-    return found
+
+
+class EngineError(Exception):
+    """What DuckDB itself says against a query."""
+
+
+def _asked(con: Any, name: str) -> pa.Table:
+    try:
+        return con.sql(f"FROM r.{name}").to_arrow_table()
+    except (duckdb.InternalException, duckdb.FatalException):
+        raise  # of which it does not recover
+    except duckdb.Error as error:  # an engine passes on texts alone
+        text = str(error)
+        ours = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2])
+        if ours and _names_a_file(ours[0]):
+            raise IcechunkArrowError(f"through DuckDB: {ours[0]}") from error
+        raise EngineError(text.partition("\n")[0]) from error
 
 
 def _shown(name: str, rows: pa.Table) -> list[Any]:
@@ -325,18 +342,13 @@ def look(name: str, url: str, kind: str) -> Answer:
         return Answer(value=LOOKS[name](url, kind))
     except IcechunkArrowError as error:
         return _refusal(error)
+    except EngineError as error:
+        return Answer(engine=str(error))
     except Exception as error:
         if isinstance(error, ExceptionGroup):  # as newer versions of zarr hand ours on
             ours, others = error.split(IcechunkArrowError)
             if others is None and ours is not None:
                 return _refusal(ours.exceptions[0])
-        if isinstance(error, duckdb.Error):  # an engine passes on texts alone
-            text = str(error)
-            found = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2]) or re.search(
-                ".*", text
-            )
-            said = f"through DuckDB: {found[0] if found else text}"
-            return Answer(refusal=said) if _names_a_file(said) else Answer(crash=said)
         return Answer(crash=_told(error))
     except BaseException as error:
         return Answer(crash=_told(error))

@@ -15,7 +15,7 @@ import struct
 import sys
 from datetime import datetime
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ __all__ = ["DamageError", "UnsupportedError", "read"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ID = re.compile(f"[{ALPHABET}]{{19}}[0G]")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
 SEQUENCE = re.compile(f"([{ALPHABET}]{{8}})\\.json")
 VERSION = 1
 MAGIC = bytes.fromhex("494345f09fa78a4348554e4b")
@@ -90,26 +91,38 @@ def is_whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def is_natural(value: object) -> bool:
+    """R66: whole numbers are below 2 to the 63rd."""
+    return is_whole(value) and int(str(value)) < 1 << 63
+
+
 def parsed(key: str, data: bytes | str, *, once: bool = False) -> Any:
-    """Parse JSON; with ``once`` no member may come twice."""
+    """Parse JSON; with ``once`` as entries, facts, logs and the state file have it: R66."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         need(key, not once or len(dict(pairs)) == len(pairs), "a member comes twice")
         return dict(pairs)
 
+    def number(text: str) -> float:
+        need(key, not once or isfinite(float(text)), f"the number {text[:20]} is not finite")
+        return float(text)
+
     try:
         text = data if isinstance(data, str) else data.decode()
-        return json.loads(text, object_pairs_hook=members)
+        return json.loads(
+            text, object_pairs_hook=members, parse_float=number, parse_constant=number
+        )
     except (ValueError, RecursionError) as error:
         raise DamageError(key, f"is no JSON: {error}") from error
 
 
 def time_of(key: str, value: object) -> datetime:
+    need(key, isinstance(value, str) and TIME.fullmatch(value), f"{value!r} is spelt otherwise")
     try:
         found = datetime.fromisoformat(str(value))
     except ValueError as error:
         raise DamageError(key, f"{value!r} is no time") from error
-    need(key, found.tzinfo is not None, "a time without zone")
+    need(key, 1970 <= found.year <= 9000, "a time is of no clock")
     return found
 
 
@@ -182,6 +195,16 @@ def manifest_types(*, wide: bool) -> tuple[dict[str, pa.DataType], dict[str, pa.
     }
 
 
+STATISTICS = {
+    **dict.fromkeys(("value_count", "nan_count", "missing_count", "low_uint", "high_uint"), u64),
+    **dict.fromkeys(("low_float", "high_float", "sum_float"), pa.float64()),
+    **dict.fromkeys(("low_int", "high_int", "sum_int"), pa.int64()),
+    **dict.fromkeys(("low_text", "high_text", "clip"), blob),
+    "bounds_exact": pa.uint8(),
+}
+"""Columns that a reader may ignore, but no columns of another type: R11."""
+
+
 ATTRIBUTES = {"id": u32, "attributes": blob}
 LOG = {
     "id": u32,
@@ -226,8 +249,29 @@ def alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(found == wanted)
 
 
+def leaves_of(kind: pa.DataType) -> list[tuple[str | None, ...]]:
+    """Ways to the columns of Parquet below a type: names of members, and None for items."""
+    if pa.types.is_struct(kind):
+        return [(each.name, *way) for each in kind for way in leaves_of(each.type)]
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [(None, *way) for way in leaves_of(kind.value_type)]
+    return [()]
+
+
+def values_in(value: Any, way: tuple[str | None, ...]) -> int:
+    """How many values a column of Parquet has for one of a row: what is null or empty counts too."""
+    if not way or value is None:
+        return 1
+    if way[0] is not None:
+        return values_in(value[way[0]], way[1:])
+    return max(1, sum(values_in(each, way[1:]) for each in value))
+
+
 class Sealed:
     """A Parquet file whose seal and row groups were checked: R9, R10, R71."""
+
+    unread: frozenset[str] = frozenset()
+    """Columns that are not decoded, so that nothing is said of what is in them."""
 
     def __init__(self, key: str, data: bytes) -> None:
         self.key, self.data = key, data
@@ -244,8 +288,8 @@ class Sealed:
         need(key, hashlib.sha256(sealed).digest() == digest, "the digest does not match")
         need(key, said == footer, "the seal has another length of the footer")
         try:
-            self.file = pq.ParquetFile(pa.BufferReader(data))
-        except (pa.ArrowInvalid, OSError) as error:
+            self.file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DamageError(key, f"pyarrow cannot read the footer: {error}") from error
         texts = self.file.metadata.metadata or {}
         self.texts = {k.decode(): v.decode(errors="replace") for k, v in texts.items()}
@@ -273,32 +317,60 @@ class Sealed:
             )
             start = end
             found = self.file.metadata.row_group(group)
-            columns = range(found.num_columns)
-            most = max(found.column(i).num_values for i in columns)
-            good = 1 <= found.num_rows <= 1 << 24 and most <= 1 << 28
-            need(self.key, good, "a row group is too large")
+            need(self.key, 1 <= found.num_rows <= 1 << 24, "a row group has no such number of rows")
 
     def rows(
-        self, needed: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None
+        self,
+        needed: dict[str, pa.DataType],
+        optional: dict[str, pa.DataType] | None = None,
+        ignored: dict[str, pa.DataType] | None = None,
     ) -> list[dict[str, Any]]:
         """Decode all rows, with the columns that are known: R11."""
-        schema = self.file.schema_arrow
-        for name, wanted in {**needed, **(optional or {})}.items():
+        try:
+            schema = self.file.schema_arrow
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise DamageError(self.key, f"pyarrow cannot read the schema: {error}") from error
+        known = {**needed, **(optional or {})}
+        need(self.key, len({*schema.names}) == len(schema.names), "a column comes twice")
+        for name, wanted in {**known, **(ignored or {})}.items():
             at = schema.get_field_index(name)
             need(self.key, at >= 0 or name not in needed, f"has no column {name!r}")
             good = at < 0 or alike(schema.field(at).type, wanted)
             need(self.key, good, f"the column {name!r} is of another type")
+        names = [name for name in schema.names if name in known and name not in self.unread]
         try:
-            table = self.file.read()
-        except (pa.ArrowInvalid, OSError) as error:
+            table = self.file.read(columns=names)
+            table.validate(full=True)
+            found: list[dict[str, Any]] = table.to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DamageError(self.key, f"pyarrow cannot read the rows: {error}") from error
-        names = {*needed, *(optional or {})}
-        for name in NOT_NULL[self.key[0]]:
+        for name in {*NOT_NULL[self.key[0]]} - self.unread:
             need(self.key, not table[name].null_count, f"a row has no {name!r}")
-        found: list[dict[str, Any]] = table.select(
-            [name for name in table.column_names if name in names]
-        ).to_pylist()
+        counted = sum(
+            self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups)
+        )
+        need(self.key, table.num_rows == counted, "another number of rows")
+        self._check_columns({*names}, schema, found)
         return found
+
+    def _check_columns(
+        self, names: set[str], schema: pa.Schema, rows: list[dict[str, Any]]
+    ) -> None:
+        """Compare what the footer says of columns with what was decoded: header byte 26, R66, R71."""
+        leaves = [(each.name, path) for each in schema for path in leaves_of(each.type)]
+        start = 0
+        for group in range(self.file.num_row_groups):
+            found = self.file.metadata.row_group(group)
+            some = rows[start : start + found.num_rows]
+            start += found.num_rows
+            for place, (name, path) in enumerate(leaves):
+                if name in names:
+                    column = found.column(place)
+                    good = column.compression in {"ZSTD", "UNCOMPRESSED"}
+                    need(self.key, good, f"a column is compressed with {column.compression}")
+                    need(self.key, column.num_values <= 1 << 28, "a row group is too large")
+                    count = sum(values_in(row[name], path) for row in some)
+                    need(self.key, column.num_values == count, "another number of values")
 
 
 class Repository:
@@ -333,7 +405,8 @@ class Repository:
     # -- references
 
     def small_file(self, key: str, data: bytes, known: set[str]) -> dict[str, Any]:
-        """Read a file under ``refs/``: R42, R72, R101."""
+        """Read a file under ``refs/``: R42, R66, R72, R101."""
+        need(key, len(data) <= 1 << 16, "is too long for an entry")
         found = parsed(key, data, once=True)
         need(key, isinstance(found, dict), "is no object")
         need(key, isinstance(found.get("info", {}), dict), "its info is no object")
@@ -433,7 +506,9 @@ class Repository:
             need(key, crc32c(blank) == int(end[1], 16), "the checksum does not match")
         need(key, is_id(found.get("id")), "has no id")
         need(key, found["id"] == self.identity, "is that of another repository")
-        need(key, is_whole(found.get("generation")), "has no generation")
+        need(key, is_natural(found.get("generation")), "has no generation")
+        for name in ("store_root", "write-id"):
+            need(key, isinstance(found.get(name), str | None), f"{name!r} is no text")
         need(key, isinstance(found.get("snapshots"), list), "has no snapshots")
         need(key, isinstance(found.get("refs"), dict), "has no refs")
         listed = set()
@@ -443,7 +518,10 @@ class Repository:
             need(key, is_id(identifier) and (parent is None or is_id(parent)), "an id is none")
             same = each.get("structure-file") == f"{identifier}.parquet"
             need(key, same, "a structure file has another name")
-            need(key, type(each.get("timestamp-ms")) is int, "a snapshot has no time")
+            time = each.get("timestamp-ms")
+            good = type(time) is int and 0 <= time < 221_845_392_000_000  # of the years 1970 to 9000
+            need(key, good, "a snapshot has no time")
+            check_properties(key, each.get("properties"))
             listed.add(identifier)
         branches: dict[str, Any] = {}
         tags: dict[str, str] = {}
@@ -477,8 +555,10 @@ class Repository:
         if any(row["effect"] != "note" for row in rows):
             raise UnsupportedError(log, "an operation of the ledger is no note")
         need(log, rows and rows[0]["operation"] == "ledger", "does not begin as a ledger")
-        facts = parsed(log, rows[0]["snapshot"] or "")
+        facts = parsed(log, rows[0]["snapshot"] or "", once=True)
+        need(log, isinstance(facts, dict), "its facts are no object")
         need(log, facts.get("id") == entry["log"], "it is another log")
+        time_of(log, facts.get("written_at"))
         need(log, facts.get("repository") == self.identity, "is of another repository")
         found: dict[str, Any] = {"retired": {}, "rewritten": {}, "census": None, "verified": []}
         for row in rows[1:]:
@@ -575,7 +655,12 @@ class Repository:
         need(key, inside, "a node's id is not below next_node_id")
         extensions = parsed(key, file.texts.get("icechunk.extensions", "{}"))
         need(key, isinstance(extensions, dict), "extensions are no object")
+        for number, patch in extensions.items():
+            good = isinstance(patch, dict) and isinstance(patch.get("set"), dict)
+            need(key, good and isinstance(patch.get("unset"), list), "a patch is none")
+            need(key, re.fullmatch("[0-9]+", number), "a patch is of no node")
         entries = [(row, entry) for row in rows for entry in row["inventories"] or ()]
+        need(key, all(entry is not None for _, entry in entries), "an inventory entry is null")
         counts = self.counts(file, facts, [entry["inventory_file"] for _, entry in entries])
         for (_, entry), count in zip(entries, counts, strict=True):
             entry["row_count"] = count
@@ -585,8 +670,6 @@ class Repository:
             check_node(key, row, arrays)
             node = {"id": row["id"]}
             patch = extensions.get(str(row["id"]), {"set": {}, "unset": []})
-            good = isinstance(patch, dict) and isinstance(patch.get("set"), dict)
-            need(key, good and isinstance(patch.get("unset"), list), "a patch is none")
             document = self.document(key, row, patch)
             node["document"] = json.dumps(document, sort_keys=True)
             if row["type"] == "array":
@@ -682,7 +765,9 @@ class Repository:
         file = self.open(name)
         wide = file.texts.get("icechunk.width") == "wide"
         need(key, wide == bool(flags & WIDE), f"the flags do not go with the width of {name}")
-        rows = file.rows(*manifest_types(wide=wide))
+        rows = file.rows(*manifest_types(wide=wide), STATISTICS)
+        order = [(each["array_id"], each["coord"]) for each in rows]
+        need(name, all(a < b for a, b in pairwise(order)), "rows do not rise")
         mine = rows[entry["row"] : entry["row"] + count]
         own = len(mine) == count and all(each["array_id"] == node for each in mine)
         need(name, own, f"has not {count} rows of the array {node} at {entry['row']}")
@@ -766,7 +851,7 @@ class Repository:
         return found
 
     def check_log_facts(self, key: str, first: dict[str, Any], facts: dict[str, Any]) -> None:
-        found = parsed(key, first["snapshot"] or "")
+        found = parsed(key, first["snapshot"] or "", once=True)
         metadata, history = facts["metadata"], facts["short_term_history"]
         wanted = {
             "id": metadata["id"],
@@ -903,6 +988,14 @@ def entry_key(branch: str, number: int) -> str:
     return f"refs/branch.{branch}/{sequence_name(number)}.json"
 
 
+def check_properties(key: str, properties: object) -> None:
+    """Look at what a state file says of a commit."""
+    need(key, isinstance(properties, dict | None), "properties are no object")
+    found: Any = properties or {}
+    need(key, isinstance(found.get("message"), str | None), "a message is no text")
+    need(key, isinstance(found.get("metadata"), dict | None), "metadata is no object")
+
+
 def is_ref_name(name: str) -> bool:
     plain = not re.search(r"[/\\\x00-\x1f\x7f]", name) and name == name.strip()
     return plain and 1 <= len(name.encode()) <= 200
@@ -923,7 +1016,7 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     """Read and check the facts in a structure file's footer: R20, R21."""
     key = file.key
     need(key, "icechunk.snapshot" in file.texts, "has no facts")
-    facts = parsed(key, file.texts["icechunk.snapshot"])
+    facts = parsed(key, file.texts["icechunk.snapshot"], once=True)
     need(key, isinstance(facts, dict), "facts are no object")
     for name, kind in {
         "metadata": dict,
@@ -931,6 +1024,7 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
         "started_at": str,
         "properties": dict,
         "short_term_history": list,
+        "short_term_parents": int,
         "total_parents": int,
         "next_node_id": int,
         "manifest_files": dict,
@@ -944,14 +1038,23 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     own = facts["metadata"]
     need(key, own["id"] == key[2:-8], "holds the facts of another snapshot")
     need(key, is_id(facts["repository"]), "repository is no id")
-    need(key, own["id"] not in {each["id"] for each in history}, "is its own ancestor")
-    whole = is_whole(facts["total_parents"]) and is_whole(facts["next_node_id"])
-    need(key, whole, "a number is none")
+    ids = {own["id"], *(each["id"] for each in history)}
+    need(key, len(ids) == len(history) + 1, "an id comes twice in its history")
+    for name in ("total_parents", "next_node_id", "short_term_parents"):
+        need(key, is_natural(facts[name]), f"{name!r} is no number")
+    need(key, facts["next_node_id"] >= 1, "ids of nodes begin at 1")
+    need(key, facts["short_term_parents"] == len(history), "the history has another length")
+    for name in ("branch", "author"):
+        need(key, isinstance(facts.get(name), str | None), f"{name!r} is no text")
+    good = facts.get("sequence") is None or is_natural(facts["sequence"])
+    need(key, good, "the sequence is no number")
+    need(key, type(facts.get("synced", True)) is bool, "synced is neither true nor false")
     need(key, len(history) == min(16, facts["total_parents"]), "the history has a wrong length")
     times = [time_of(key, each["written_at"]) for each in (own, *history)]
     falling = all(a > b for a, b in pairwise(times))
     need(key, falling, "a snapshot is not later than its parent")
     need(key, time_of(key, facts["started_at"]) <= times[0], "began after it was written")
+    need(key, isinstance(facts.get("made_from", []), list), "made_from is no list")
     for each in facts.get("made_from", ()):
         good = isinstance(each, dict) and isinstance(each.get("kind"), str)
         need(key, good and is_id(each.get("snapshot")), "made_from is wrong")
