@@ -35,10 +35,6 @@ BATCH = 25
 CASES_OF_A_PROCESS = 1500
 
 
-_STATISTICS = {"statistics", "footer"}
-"""What may alter statistics."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What came of a number."""
@@ -110,8 +106,8 @@ def try_case(number: int, case: Case) -> Result | None:
         data, done = case.damage()
     except UnfitError:
         return None
-    believed = case.kind == "manifest" and any(way in _STATISTICS for way, _ in case.steps)
-    verdict = judge(case.sample, case.kind, {case.key: data}, believed=believed)
+    ways = {way for way, _ in case.steps}
+    verdict = judge(case.sample, case.kind, {case.key: data}, ways)
     if verdict.outcome == FAILED:
         alone = [each for each in (try_case(number, part) for part in case.parts()) if each]
         for smaller in alone:

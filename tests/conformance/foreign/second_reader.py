@@ -763,7 +763,9 @@ class Repository:
         flags = entry["flags"] or 0
         need(key, not flags & DENSE or count == volume, "a dense entry has holes")
         file = self.open(name)
-        wide = file.texts.get("icechunk.width") == "wide"
+        width = file.texts.get("icechunk.width")
+        need(name, width in {"narrow", "wide"}, "has no width")
+        wide = width == "wide"
         need(key, wide == bool(flags & WIDE), f"the flags do not go with the width of {name}")
         rows = file.rows(*manifest_types(wide=wide), STATISTICS)
         order = [(each["array_id"], each["coord"]) for each in rows]
@@ -1079,6 +1081,8 @@ def check_node(key: str, row: dict[str, Any], arrays: set[str]) -> None:
     else:
         for name in ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs"):
             need(key, array[name] is not None, f"{path!r} has no {name}")
+        known = array["chunk_key_encoding"]["name"] in {"default", "v2"}
+        need(key, known, f"{path!r} has keys of chunks that Zarr does not know")
     both = row["inline_attrs"] is not None and row["attrs_reference"] is not None
     need(key, not both, f"{path!r} has attributes in two places")
 
