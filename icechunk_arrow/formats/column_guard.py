@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+
+from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.formats.page_walk import UnsoundParquetError
 
 if TYPE_CHECKING:
@@ -90,8 +93,19 @@ class _Sizes(NamedTuple):
 
 
 _NO_SIZES = _Sizes(0, 0, texts=False)
-_known: dict[bytes, tuple[_Levels, ...]] = {}
-"""Levels by what a footer begins with, up to its number of rows: the same in nearly all files of a kind."""
+
+
+class _Schema(NamedTuple):
+    """What a footer says of all row groups."""
+
+    levels: tuple[_Levels, ...]
+    names: tuple[str, ...]
+    begin: int
+    """Where the members behind it begin."""
+
+
+_known: dict[bytes, _Schema] = {}
+"""By what a footer begins with, up to its number of rows: the same in nearly all files of a kind."""
 _MOST_KNOWN = 32
 
 
@@ -105,7 +119,6 @@ class ColumnGuard:
     def __init__(self, footer: bytes, metadata: pq.FileMetaData) -> None:
         self._footer = footer
         self._metadata = metadata
-        self._levels: tuple[_Levels, ...] = ()
         self._next = 0
         """Where the first row group begins that was not looked at."""
         self._seen: list[list[_Sizes]] = []
@@ -115,6 +128,30 @@ class ColumnGuard:
     def size_bytes(self) -> int:
         """What it takes in memory."""
         return len(self._footer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column that each leaf belongs to.
+
+        Raises
+        ------
+        UnsoundParquetError
+            A column comes twice, or its name is no text.
+        """
+        return self._schema.names
+
+    @lazy
+    def _schema(self) -> _Schema:
+        begin = next(filter(self._footer.startswith, [*_known]), None)
+        known = None if begin is None else _known.get(begin)
+        if known is not None:
+            return known
+        end = _Walk(self._footer).behind_schema()
+        schema = _schema_of(self._metadata, end)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[self._footer[:end]] = schema
+        return schema
 
     def check(self, group: int) -> None:
         """Look at the columns of a row group.
@@ -130,12 +167,11 @@ class ColumnGuard:
             while len(self._seen) <= group:
                 self._look()
         except (_UnusualError, IndexError):
-            self._levels = self._levels or _levels_of(self._metadata)
             self._seen = _Walk(self._footer).row_groups()
         columns = self._seen[group] if group < len(self._seen) else []
-        if len(columns) != len(self._levels):
+        if len(columns) != len(self._schema.levels):
             raise UnsoundParquetError(f"row group {group} has {len(columns)} columns")
-        for found, levels in zip(columns, self._levels, strict=True):
+        for found, levels in zip(columns, self._schema.levels, strict=True):
             if (
                 found.lists not in {0, levels.lists + 1}
                 or found.nulls not in {0, levels.nulls + 1}
@@ -170,15 +206,7 @@ class ColumnGuard:
 
     def _begin(self) -> None:
         """Find the first row group, behind the schema."""
-        begin = next(filter(self._footer.startswith, [*_known]), None)
-        self._levels = _known.get(begin, ()) if begin else ()
-        if not begin or not self._levels:
-            self._levels = _levels_of(self._metadata)
-            begin = self._footer[: _Walk(self._footer).behind_schema()]
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            _known[begin] = self._levels
-        rows = _GROUPS.match(self._footer, len(begin))
+        rows = _GROUPS.match(self._footer, self._schema.begin)
         if rows is None or self._footer[rows.end()] & 15 != _STRUCT:
             raise _UnusualError
         at = rows.end()
@@ -189,9 +217,16 @@ class ColumnGuard:
         self._next = at + 1
 
 
-def _levels_of(metadata: pq.FileMetaData) -> tuple[_Levels, ...]:
+def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
     columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    return tuple(
+    try:
+        paths = [each.path for each in columns]
+        top = metadata.schema.to_arrow_schema().names
+    except (UnicodeDecodeError, pa.ArrowException) as error:
+        raise UnsoundParquetError(f"its columns are none: {error}") from error
+    if len({*top}) < len(top) or len({*paths}) < len(paths):
+        raise UnsoundParquetError("a column comes twice")
+    levels = (
         _Levels(
             each.max_repetition_level,
             each.max_definition_level,
@@ -199,6 +234,7 @@ def _levels_of(metadata: pq.FileMetaData) -> tuple[_Levels, ...]:
         )
         for each in columns
     )
+    return _Schema(tuple(levels), tuple([path.partition(".")[0] for path in paths]), begin)
 
 
 def _usual_column(footer: bytes, at: int) -> tuple[int, _Sizes]:

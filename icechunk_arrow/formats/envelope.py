@@ -31,7 +31,6 @@ from icechunk_arrow.formats.bounded_parquet import (
     FilePart,
     UnsoundParquetError,
     check_footer,
-    column_names,
     read_bounded,
 )
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
@@ -327,8 +326,9 @@ def _open(
         raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
     if metadata.num_row_groups != count:
         raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
+    guard = ColumnGuard(footer, metadata)
     try:
-        columns = column_names(metadata)
+        columns = guard.names
     except UnsoundParquetError as error:
         raise _damaged(key, str(error)) from error
     table = np.frombuffer(entries, _ENTRY)
@@ -344,7 +344,7 @@ def _open(
         size_bytes=size_bytes,
         limit_bytes=limit_bytes,
         columns=columns,
-        guard=ColumnGuard(footer, metadata),
+        guard=guard,
     )
     return sealed, parquet
 

@@ -322,6 +322,10 @@ def check_form(sealed: Sealed) -> None:
     width = sealed.fact(_WIDTH)
     if width not in _LENGTHS:
         raise CorruptFileError(f"{sealed.key} is damaged: its width is {width!r}", key=sealed.key)
+    if ("etag" in sealed.columns) != ("last_modified" in sealed.columns):
+        raise CorruptFileError(
+            f"{sealed.key} is damaged: 'etag' and 'last_modified' go together", key=sealed.key
+        )
     for name, wanted in (_TYPES | {"length": _LENGTHS[width]}).items():
         if name in sealed.columns and found.field(name).type != wanted:
             raise CorruptFileError(

@@ -10,6 +10,7 @@ a reader asks for another; whatever a commit does not touch goes from file to fi
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +54,7 @@ from icechunk_arrow.formats.live_manifests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -69,6 +70,7 @@ __all__ = [
     "decode_footer",
     "empty_snapshot",
     "encode",
+    "sound_array",
     "with_changes",
 ]
 
@@ -452,6 +454,20 @@ def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
     return extensions
 
 
+@contextmanager
+def sound_array(path: str, snapshot_id: str) -> Iterator[None]:
+    """Name the file of a snapshot where what it holds of a node makes no array: columns are believed until then."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        key = key_of(KIND, snapshot_id)
+        raise CorruptFileError(
+            f"{key} is damaged: what it holds of the node {path!r} makes no array: {error}. Restore the file "
+            f"from a copy, or open an earlier snapshot.",
+            key=key,
+        ) from error
+
+
 def _check_rows(snapshot: Snapshot, key: str) -> None:
     """Check what every reader relies on: sound names in order, ids, and extents of the arrays' rank."""
     table = snapshot.rows.held
@@ -495,8 +511,8 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
 def _decode_nodes(snapshot: Snapshot, rows: range) -> list[Node]:
     """Make the nodes of neighbouring rows: of many at once each takes a tenth of the time."""
     some = snapshot.rows.held.slice(rows.start, len(rows))
-    columns = [some[name].to_pylist() for name in _NODE_COLUMNS]
     try:
+        columns = [some[name].to_pylist() for name in _NODE_COLUMNS]
         return [
             _node_of(snapshot, row, *values) for row, *values in zip(rows, *columns, strict=True)
         ]

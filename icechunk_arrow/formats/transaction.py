@@ -29,6 +29,7 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
+from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.json_values import decode_strict_json
 from icechunk_arrow.core.log import (
     NO_SINGLES,
@@ -504,6 +505,10 @@ class _Rows:
         same = ids[1:] == ids[:-1]
         if not to_numpy(pc.less(coords[:-1], coords[1:]))[same].all():
             raise ValueError(f"the chunks of {operation!r} are not in order")
+        try:
+            decode_lists(coords)
+        except CorruptFileError as error:
+            raise ValueError(str(error)) from error
         firsts = rows.drop_columns("coord").take(indices(run_edges(ids)[:-1]))
         names = zip(*(column.to_pylist() for column in firsts.columns), strict=True)
         return Singles(ids, coords), [NodeName(*each) for each in names]

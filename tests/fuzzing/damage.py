@@ -40,9 +40,9 @@ class Case:
     """Mutations, and the seed of each."""
 
     @classmethod
-    def drawn(cls, seed: int, number: int, kind: str | None = None) -> Case:
-        """Draw the case of a number."""
-        draw = Random(f"{seed} {number}")
+    def drawn(cls, seed: int, number: int, kind: str | None = None, again: int = 0) -> Case:
+        """Draw the case of a number; ``again`` where those before had nothing to alter."""
+        draw = Random(f"{seed} {number} {again}" if again else f"{seed} {number}")
         kinds = [each for each in KINDS for _ in range(_KIND_WEIGHTS.get(each, 1))]
         kind = kind or draw.choice(kinds)
         name = draw.choice(samples_of(kind))

@@ -22,7 +22,7 @@ import zarr
 
 import icechunk_arrow
 import icechunk_arrow.duckdb
-from icechunk_arrow import IcechunkArrowError, Repository
+from icechunk_arrow import IcechunkArrowError, NotAuthorizedError, Repository
 from icechunk_arrow.core import coords
 from icechunk_arrow.engine.files import find_ledger
 from icechunk_arrow.formats import transaction
@@ -231,13 +231,12 @@ def through_zarr(url: str, kind: str) -> Any:  # noqa: ARG001
 def _through_zarr(store: Any, path: str) -> list[Any]:
     node = zarr.open(store, path=path.removeprefix("/"), mode="r")
     if not isinstance(node, zarr.Array):
-        return [json.dumps(node.attrs.asdict())]
-    found = [json.dumps(node.attrs.asdict()), str(node.dtype), node.shape]
+        return [json.dumps(node.attrs.asdict(), sort_keys=True)]
+    found = [json.dumps(node.attrs.asdict(), sort_keys=True), str(node.dtype), node.shape]
     many = 50 * _MOST_VALUES if node.ndim == 1 else _MOST_VALUES
     if prod(node.shape) <= many and prod(node.chunks) <= _MOST_VALUES and path not in _VIRTUAL:
-        found.append(
-            np.asarray(node[:5] if node.ndim == 1 and len(node) > 50 else node[...]).tobytes()
-        )
+        values = node[:5] if node.ndim == 1 and node.shape[0] > 50 else node[...]
+        found.append(np.asarray(values).tobytes())
     return found
 
 
@@ -291,7 +290,10 @@ def _asked(con: Any, name: str) -> pa.Table:
 def _shown(name: str, rows: pa.Table) -> list[Any]:
     """Give the rows of a table; of operations what belongs to each, as the table has rows as they stand (R34)."""
     if name == "nodes":
-        return [row | {"attributes": _as_json(row["attributes"])} for row in plain_rows(rows)]
+        return [
+            {key: _as_json(value) if isinstance(value, str) else value for key, value in row.items()}
+            for row in plain_rows(rows)
+        ]
     if name != "operations":
         return plain_rows(rows)
     return [
@@ -301,10 +303,10 @@ def _shown(name: str, rows: pa.Table) -> list[Any]:
     ]
 
 
-def _as_json(text: str | None) -> Any:
-    """Say what attributes mean, which are shown as they are spelt."""
+def _as_json(text: str) -> str:
+    """Say what JSON means, which is shown as it is spelt."""
     try:
-        return None if text is None else json.dumps(json.loads(text), sort_keys=True)
+        return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):
         return text
 
@@ -368,7 +370,7 @@ def look(name: str, url: str, kind: str) -> Answer:
 
 def _refusal(error: BaseException) -> Answer:
     text = f"{type(error).__name__}: {error}"
-    if _names_a_file(text):
+    if _names_a_file(text) or isinstance(error, NotAuthorizedError):  # which tells the location
         return Answer(refusal=text)
     return Answer(crash=f"an error that names no file: {text}")
 

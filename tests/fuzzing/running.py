@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -113,10 +114,8 @@ def try_case(number: int, case: Case) -> Result | None:
         for smaller in alone:
             if smaller.outcome == FAILED:
                 return smaller
-        if "the second reader refuses" in verdict.told and {each.outcome for each in alone} == {
-            SAME,
-            LEGITIMATE,
-        }:  # one is passed over by this package alone, the other is what the file says now
+        if "the second reader refuses" in verdict.told and len(alone) > 1:
+            # one is refused by whoever sees it, the other is what the file says now
             verdict = Verdict(LEGITIMATE, verdict.told)
     return Result(number=number, case=case, outcome=verdict.outcome, done=done, told=verdict.told)
 
@@ -149,7 +148,10 @@ def _work(order: Order, numbers: Connection, answers: Connection) -> None:
         while True:
             for number in numbers.recv():
                 answers.send(("begin", number))
-                answers.send(("end", order.attempt(number, Case.drawn(seed, number, kind))))
+                tried = (
+                    order.attempt(number, Case.drawn(seed, number, kind, again)) for again in count()
+                )
+                answers.send(("end", next(filter(None, tried))))
             answers.send(("ready", None))
 
 
@@ -193,7 +195,7 @@ class _Worker:
 
 def run(
     seed: int,
-    count: int,
+    files: int,
     *,
     kind: str | None = None,
     workers: int = 2,
@@ -201,12 +203,12 @@ def run(
     attempt: Attempt = try_case,
     time_out_seconds: float = TIME_OUT_SECONDS,
 ) -> Run:
-    """Try so many damaged files, or until the time is over."""
+    """Try so many damaged files, or as many as there is time for."""
     order = Order(seed=seed, kind=kind, attempt=attempt)
     found = Run(seed)
     end = None if seconds is None else time.monotonic() + seconds
-    waiting = deque(range(count))
-    pool = [_Worker(order) for _ in range(min(workers, max(count // BATCH, 1)))]
+    waiting = deque(range(files))
+    pool = [_Worker(order) for _ in range(min(workers, max(files // BATCH, 1)))]
     try:
         while pool:
             asked = time.monotonic()
@@ -252,8 +254,7 @@ def _hear(worker: _Worker, waiting: deque[int], found: Run, end: float | None) -
     elif what == "end":
         worker.current = None
         worker.done += 1
-        if said is not None:
-            found.add(said)
+        found.add(said)
     else:
         worker.is_ready = True
         over = end is not None and time.monotonic() >= end

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.fuzzing.samples import Sample
 
-__all__ = ["read_by_the_second"]
+__all__ = ["Said", "read_by_the_second"]
 
 
 class _Second(second_reader.Repository):
@@ -33,6 +34,10 @@ class _Second(second_reader.Repository):
     manifest are numbered, and nobody who looks for chunks decodes the numbers. Whether a tag is withdrawn is told by
     the mark that is there (R43), whatever is in it. Sound files are opened once.
     """
+
+    def check_rest(self, key: str, holds: object, fact: str) -> None:
+        if not holds:
+            _FOLDERS[self.root].doubts.append(f"{key}: {fact}")
 
     def small_file(self, key: str, data: bytes, known: set[str]) -> dict[str, Any]:
         if key.endswith("/deleted.json"):
@@ -65,6 +70,7 @@ class _Folder:
         self.root = Path(self.kept.name)
         self.opened: dict[str, second_reader.Sealed] = {}
         self.changed: frozenset[str] = frozenset()
+        self.doubts: list[str] = []
         for key, data in of.objects.items():
             self._put(key, data)
         _FOLDERS[self.root] = self
@@ -101,14 +107,25 @@ def _folder(name: str) -> _Folder:
     return _Folder(sample(name))
 
 
-def read_by_the_second(name: str, changes: Mapping[str, bytes | None]) -> dict[str, Any] | str:
-    """Let the second reader read a sample; text is why it refuses."""
+@dataclass(frozen=True)
+class Said:
+    """What the second reader says: what there is, or why it refuses."""
+
+    value: dict[str, Any] | None
+    refusal: str = ""
+    doubts: tuple[str, ...] = ()
+    """What it would refuse as well, and a reader may pass over."""
+
+
+def read_by_the_second(name: str, changes: Mapping[str, bytes | None]) -> Said:
+    """Let the second reader read a sample."""
     folder = _folder(name)
+    folder.doubts.clear()
     try:
         with folder.altered(changes), patch.object(second_reader, "Repository", _Second):
             found = second_reader.read(folder.root)
     except second_reader.RefusalError as error:
-        return str(error)
+        return Said(None, str(error))
     for snapshot in found["snapshots"].values():
         for node in snapshot["nodes"].values():
             for chunk in node.get("chunks", ()):
@@ -116,8 +133,7 @@ def read_by_the_second(name: str, changes: Mapping[str, bytes | None]) -> dict[s
                     chunk["last_modified"] = _micros(chunk["last_modified"])
         if snapshot["operations"] is not None:
             snapshot["operations"] = [*map(_operation, snapshot["operations"])]
-    again: dict[str, Any] = json.loads(json.dumps(found))
-    return again
+    return Said(json.loads(json.dumps(found)), doubts=tuple(folder.doubts))
 
 
 def _operation(row: dict[str, Any]) -> dict[str, Any]:
