@@ -14,6 +14,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct, field
 
 from icechunk_arrow.core import compute as pc
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
-    import pyarrow as pa
 
     from icechunk_arrow.core.boxes import Boxes
     from icechunk_arrow.core.inventory import Inventory, InventoryEntry

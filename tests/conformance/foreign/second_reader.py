@@ -382,6 +382,8 @@ class Repository:
         self.root, self.state_root = root, state_root or root
         self.sealed: dict[str, Sealed] = {}
         self.facts: dict[str, dict[str, Any]] = {}
+        self.sizes: dict[str, int] = {}
+        """Of the manifests of the snapshot that is read."""
         entry = self.entry("main", 0)
         need("refs/branch.main/ZZZZZZZZ.json", entry, "there is no repository")
         assert entry is not None
@@ -690,9 +692,7 @@ class Repository:
         need(key, packed.get("entries") == len(names), "another number of inventory entries")
         unpack(key, packed.get("stored_bytes"), len(names))
         sizes = unpack(key, packed.get("size_bytes"), len(manifests))
-        for each, size in zip(manifests, sizes, strict=True):
-            name = f"i/{each}.parquet"
-            self.check_rest(name, len(self.must_get(name)) == size, "has another size")
+        self.sizes = dict(zip(manifests, sizes, strict=True))
         return unpack(key, packed.get("row_counts"), len(names))
 
     def document(self, key: str, row: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
@@ -774,6 +774,7 @@ class Repository:
         flags = entry["flags"] or 0
         need(key, not flags & DENSE or count == volume, "a dense entry has holes")
         file = self.open(name)
+        self.check_rest(name, len(file.data) == self.sizes[name[2:-8]], "has another size")
         width = file.texts.get("icechunk.width")
         need(name, width in {"narrow", "wide"}, "has no width")
         wide = width == "wide"
