@@ -26,6 +26,11 @@ __all__ = ["ColumnGuard"]
 
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 _NUMBER = rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
+_NATURAL = (
+    rb"(?:[%b]|[%b][\x80-\xff]{0,8}+[\x00-\x7f])"
+    % tuple(b"".join(rb"\x%02x" % n for n in range(start, start + 128, 2)) for start in (0, 128))
+)
+"""A number that is not below zero: its sign is the last bit of its first byte."""
 
 
 def _list_of(kind: int, item: bytes, most: int) -> bytes:
@@ -36,12 +41,12 @@ def _list_of(kind: int, item: bytes, most: int) -> bytes:
 
 _GROUPS = re.compile(rb"\x16" + _NUMBER + rb"\x19")
 _BEGIN = re.compile(  # file_offset, meta_data: type, encodings, path_in_schema
-    rb"\x26" + _NUMBER + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
+    rb"\x26" + _NATURAL + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
     + rb"\x19([\x18\x28\x38\x48\x58\x68\x78\x88])", re.DOTALL
 )  # fmt: skip
 _MIDDLE = re.compile(  # codec, num_values, two sizes, data_page_offset, dictionary_page_offset; begin of statistics
-    rb"\x15[\x00\x02\x04\x06\x08\x0a\x0c\x0e]" + (rb"\x16" + _NUMBER) * 3 + rb"\x26" + _NUMBER
-    + rb"(\x26" + _NUMBER + rb")?((?(1)\x1c|\x3c))?", re.DOTALL
+    rb"\x15[\x00\x02\x04\x06\x08\x0a\x0c\x0e]" + (rb"\x16" + _NATURAL) * 3 + rb"\x26" + _NATURAL
+    + rb"(\x26" + _NATURAL + rb")?((?(1)\x1c|\x3c))?", re.DOTALL
 )  # fmt: skip
 _NUMBER_OF_STATISTICS = re.compile(_NUMBER)
 _LEVELS = _list_of(_I64, _NUMBER, 8)
@@ -60,8 +65,8 @@ _ENDS = [
 ]  # fmt: skip
 """After data_page_offset, dictionary_page_offset, and statistics."""
 _GROUP_END = re.compile(
-    rb"\x16" + _NUMBER + rb"\x16" + _NUMBER
-    + rb"(?:\x26" + _NUMBER + rb"(?:\x16" + _NUMBER + rb")?(?:[\x14\x24]" + _NUMBER + rb")?)?\x00",
+    rb"\x16" + _NATURAL + rb"\x16" + _NATURAL
+    + rb"(?:\x26" + _NATURAL + rb"(?:\x16" + _NATURAL + rb")?(?:[\x14\x24]" + _NUMBER + rb")?)?\x00",
     re.DOTALL,
 )  # fmt: skip
 
@@ -387,6 +392,8 @@ def _sizes_of(chunk: dict[int, Any]) -> _Sizes:
     column = chunk.get(3)
     if not isinstance(column, dict) or not _ENCRYPTED.isdisjoint(chunk):
         raise UnsoundParquetError("a column is encrypted, or not described")
+    if any(type(each) is int and each < 0 for each in column.values()):
+        raise UnsoundParquetError("a column has numbers below zero")
     if column.get(4) not in _CODECS:
         raise UnsoundParquetError("a column is compressed in a way that nobody knows")
     sizes = column.get(16)

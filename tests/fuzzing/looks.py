@@ -267,7 +267,8 @@ def through_duckdb(url: str, kind: str) -> Any:
     try:
         return {name: _sorted(_shown(name, _asked(con, name))) for name in views_of(kind)}
     finally:
-        icechunk_arrow.duckdb.detach(con, "r")
+        if con is connection():
+            icechunk_arrow.duckdb.detach(con, "r")
 
 
 class EngineError(Exception):
@@ -278,7 +279,8 @@ def _asked(con: Any, name: str) -> pa.Table:
     try:
         return con.sql(f"FROM r.{name}").to_arrow_table()
     except (duckdb.InternalException, duckdb.FatalException):
-        raise  # of which it does not recover
+        connection.cache_clear()  # from this one it does not recover
+        raise
     except duckdb.Error as error:  # an engine passes on texts alone
         text = str(error)
         ours = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2])

@@ -230,7 +230,10 @@ def change_json(sheet: Sheet, draw: Random) -> str:
         raise UnfitError
     chosen = draw.choice([*cells, *texts * (2 if cells else 1)])
     old = sheet.texts[chosen][1] if isinstance(chosen, int) else sheet.columns[chosen[0]][chosen[1]]
-    tree = trees.parse(old)
+    try:
+        tree = trees.parse(old)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnfitError(str(error)) from error  # it was damaged before
     way = draw.choice(sorted(trees.MUTATIONS))
     told = trees.MUTATIONS[way](tree, draw, sheet.names)
     new = trees.dump(tree)

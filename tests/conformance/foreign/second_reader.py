@@ -294,7 +294,7 @@ class Sealed:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DamageError(key, f"pyarrow cannot read the footer: {error}") from error
         texts = self.file.metadata.metadata or {}
-        self.texts = {k.decode(): v.decode(errors="replace") for k, v in texts.items()}
+        self.texts = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in texts.items()}
         self._check_header(texts.get(b"icechunk.header", b""))
         need(key, name == key[2:-8].encode(), "it is another file")
         need(key, self.file.metadata.num_row_groups == count, "another number of row groups")
@@ -774,6 +774,7 @@ class Repository:
         flags = entry["flags"] or 0
         need(key, not flags & DENSE or count == volume, "a dense entry has holes")
         file = self.open(name)
+        self.check_rest(name, are_markers(file.texts.get("icechunk.missing-markers", "{}")), "no markers")
         self.check_rest(name, len(file.data) == self.sizes[name[2:-8]], "has another size")
         width = file.texts.get("icechunk.width")
         need(name, width in {"narrow", "wide"}, "has no width")
@@ -1005,6 +1006,15 @@ def number_of(name: str) -> int:
 
 def entry_key(branch: str, number: int) -> str:
     return f"refs/branch.{branch}/{sequence_name(number)}.json"
+
+
+def are_markers(text: str) -> bool:
+    """Whether a text says of arrays what counts as missing."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and all(re.fullmatch("[0-9]+", each) for each in found)
 
 
 def check_properties(key: str, properties: object) -> None:
