@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "alike",
     "any_array",
     "binary_from_numpy",
     "bitmap",
@@ -309,7 +310,7 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 
     Arrow's own cast refuses what its Parquet reader gives: nulls in a field that may not be null, below
     a parent that is null. Other types than integers are never cast: ``TypeError``. Lists of one length,
-    as those of a file without an Arrow schema, are taken for fixed-size ones.
+    as those of a file without an Arrow schema, are taken for fixed-size ones. Members are found by their names.
     """
     if pa.types.is_fixed_size_list(arrow_type) and pa.types.is_list(array.type):
         array = _fixed_size(array, arrow_type.list_size)
@@ -320,7 +321,7 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
         children = []
         for i in range(arrow_type.num_fields):
             field = arrow_type.field(i)
-            child = conform(array.field(i), field.type)
+            child = conform(array.field(field.name), field.type)
             children.append(child if field.nullable else _without_nulls(child))
         return pa.Array.from_buffers(arrow_type, len(array), [_nulls_of(array)], children=children)
     if pa.types.is_fixed_size_list(arrow_type):
@@ -336,6 +337,23 @@ def conform(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     if all(map(pa.types.is_unsigned_integer, both)) and _fits(array, arrow_type.bit_width):
         return resized(array, arrow_type)
     return array.cast(arrow_type)
+
+
+def alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a file's type is the one that is documented.
+
+    Items of lists may have another name, lists of one length any, structs more members, and fields may be null.
+    """
+    if pa.types.is_list(wanted) or pa.types.is_fixed_size_list(wanted):
+        lists = pa.types.is_list(found) or found == wanted
+        return lists and alike(found.value_type, wanted.value_type)
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(found) and all(
+            found.get_field_index(field.name) >= 0
+            and alike(found.field(field.name).type, field.type)
+            for field in wanted
+        )
+    return bool(found == wanted)
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> list[pa.Array]:

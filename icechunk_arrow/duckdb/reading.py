@@ -138,6 +138,7 @@ class SealedFiles:
         sealed = envelope.open_seal(tail, size_bytes, FileKind(folder), file_id(name))
         if sealed.key.startswith(FileKind.MANIFEST.value):
             manifest.check_form(sealed)  # an engine would say what is wrong, and not of which file
+            sealed.check_columns(range(sealed.row_group_count))  # or be of no use from then on
         opened = _Opened(
             bounds=np.append(len(_BEGIN), sealed.row_group_ends.astype(np.int64)),
             crcs=sealed.row_group_crcs.copy(),

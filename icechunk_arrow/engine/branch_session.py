@@ -383,7 +383,9 @@ class BranchSession(BaseSession):
     def _commit_once(self, message: str, metadata: Mapping[str, Any]) -> None:
         tip = self._get_tip()
         base = self._staging.base.id
-        if base != tip.snapshot_id:  # a rebase came as far as there; a reset may bring the old tip back
+        if (
+            base != tip.snapshot_id
+        ):  # a rebase came as far as there; a reset may bring the old tip back
             raise conflict(tip.branch, base, self._context.catalog.get_tip(tip.branch).snapshot_id)
         changes = self._changes_of(self._staging, self._writer)
         pending = changes.chunks.pending

@@ -73,7 +73,7 @@ def find_ledger(
         raise CorruptFileError(
             f"{log} is missing, although {key} refers to it. Restore it from a copy.", key=log
         ) from error
-    ledger = ledger_format.decode(data, entry.log)
+    ledger = ledger_format.decode(data, entry.log, limit_bytes)
     if repository is not None and ledger.repository != repository:
         raise CorruptFileError(f"{log} is the ledger of another repository", key=log)
     return ledger

@@ -21,9 +21,8 @@ from icechunk_arrow.engine.segments import (
     Memory,
     Newer,
     StagedChunks,
-    coordinates_within,
     entry_coordinates,
-    entry_tables,
+    entry_rows,
     keys_of,
 )
 from icechunk_arrow.errors import InvalidInputError
@@ -131,8 +130,7 @@ def _tables(files: Files, view: ArrayView, staged: StagedChunks | None) -> Itera
         for table in segment.tables:
             yield keep_rows(table, ~newer.mask(one_array(table["coord"])))
         for entry in segment.inventory:
-            for table in entry_tables(files, segment.array_id, entry, past_cache=past_cache):
-                coordinates_within(table, entry)
+            for table, _ in entry_rows(files, segment.array_id, entry, past_cache=past_cache):
                 column = one_array(table["coord"])
                 yield keep_rows(table, ~newer.mask(column)) if newer.says_anything else table
 

@@ -60,7 +60,8 @@ class ManifestFile:
     @property
     def size_bytes(self) -> int:
         """What it takes in memory; measured, since Arrow does not tell what a footer takes."""
-        return 5_500 * self.sealed.row_group_count + len(self._tail) + 8_000
+        footer = self.sealed.guard.size_bytes
+        return 5_500 * self.sealed.row_group_count + footer + len(self._tail) + 8_000
 
     def find_bytes(self, start: int, stop: int) -> memoryview | None:
         """Bytes of row groups, if they came along with the footer."""
@@ -83,7 +84,7 @@ class ManifestFile:
         try:
             return self._ranges[group]
         except KeyError:
-            column = self.sealed.metadata.row_group(group).column(self._coord_leaf)
+            column = self.sealed.column(group, self._coord_leaf)
             statistics = column.statistics if column.is_stats_set else None
             known = (
                 None

@@ -26,6 +26,7 @@ from icechunk_arrow.engine.manifest_writer import ManifestWriter
 from icechunk_arrow.engine.plan import ArrayShapes, WrittenManifests
 from icechunk_arrow.engine.segments import check_live
 from icechunk_arrow.errors import ConflictError
+from icechunk_arrow.formats.structure import sound_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,7 +167,8 @@ def _cut(
     writer: ManifestWriter,
 ) -> None:
     """Stream an array's rows of some manifests into others, cut along its grid."""
-    view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
+    with sound_array(node.path, base.id):
+        view = ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
     layout = Layout.of(home, view)
     with BulkReferences(writer, lambda _: layout, last_wins=False, settings=_ALL_WRITTEN) as bulk:
         names = [name for name in node.inventories.names if name in part]

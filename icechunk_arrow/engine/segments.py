@@ -14,8 +14,10 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct, field
 
+from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.boxes import inside, points_of
 from icechunk_arrow.core.chunk_set import ChunkSet
@@ -29,6 +31,7 @@ from icechunk_arrow.core.chunks import (
     rows_of_arrays,
 )
 from icechunk_arrow.core.columns import distinct, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.ids import ID_PATTERN
 from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.engine.lookup import find_ref
 from icechunk_arrow.engine.manifest_file import rows_not_of, wrong_file
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
-    import pyarrow as pa
 
     from icechunk_arrow.core.boxes import Boxes
     from icechunk_arrow.core.inventory import Inventory, InventoryEntry
@@ -59,6 +61,7 @@ __all__ = [
     "StagedChunks",
     "coordinates_within",
     "entry_coordinates",
+    "entry_rows",
     "entry_tables",
     "keys_of",
 ]
@@ -316,8 +319,26 @@ def entry_coordinates(
             yield points_of(entry.extent, start, min(start + _BATCH_ROWS, entry.row_count))
         return
     columns = _COORDINATES if past_cache else None
+    for _, points in entry_rows(files, array_id, entry, past_cache=past_cache, columns=columns):
+        yield points
+
+
+def entry_rows(
+    files: Files,
+    array_id: int,
+    entry: InventoryEntry,
+    *,
+    past_cache: bool,
+    columns: Sequence[str] | None = None,
+) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint64]]]:
+    """Give an entry's rows by row groups, and their coordinates; all of them rise."""
+    last: npt.NDArray[np.uint64] | None = None
     for table in entry_tables(files, array_id, entry, past_cache=past_cache, columns=columns):
-        yield coordinates_within(table, entry)
+        points = coordinates_within(table, entry)
+        if last is not None and not _rise(np.vstack([last, points[:1]])):
+            raise _unsorted(key_of(FileKind.MANIFEST, entry.manifest))
+        last = points[-1:]
+        yield table, points
 
 
 def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np.uint64]:
@@ -339,7 +360,11 @@ def _refuse(key: str, *, all_within: bool, rise: bool) -> None:
     if not all_within:
         raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
     if not rise:
-        raise wrong_file(key, "its rows are not sorted, or it names a chunk twice")
+        raise _unsorted(key)
+
+
+def _unsorted(key: str) -> CorruptFileError:
+    return wrong_file(key, "its rows are not sorted, or it names a chunk twice")
 
 
 def _rise(points: npt.NDArray[np.uint64], owners: npt.NDArray[np.int64] | None = None) -> bool:
@@ -361,12 +386,25 @@ def check_rows(table: pa.Table, array_id: int, entry: InventoryEntry) -> None:
     coordinates_within(table, entry)
 
 
+def _check_files(table: pa.Table, name: str) -> None:
+    """Check that chunk files are named by ids, and all others by locations."""
+    column = one_array(table["chunk_file"])
+    names = column.dictionary if pa.types.is_dictionary(column.type) else column
+    wrong = names.filter(pc.invert(pc.match_substring_regex(names, f"^{ID_PATTERN}$|[:/]")))
+    if len(wrong) > wrong.null_count:
+        raise wrong_file(
+            key_of(FileKind.MANIFEST, name),
+            f"it names the chunk file {wrong.drop_null()[0].as_py()!r}, which is no id",
+        )
+
+
 def check_live(table: pa.Table, name: str, base: Snapshot) -> pa.Table:
     """Check that all rows of a manifest are those that a snapshot says, before they are written elsewhere.
 
     What was written again from rows that nobody compared would be sound, and say something else.
     """
     key = key_of(FileKind.MANIFEST, name)
+    _check_files(table, name)
     entries = base.entries.chosen(base.entries.of_manifests([name]))
     entries = entries.chosen(np.argsort(base.rows.ids[entries.owners]))
     ids, rows, counts = rows_of_arrays(table)

@@ -36,6 +36,7 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.formats.live_manifests import manifest_table
+from icechunk_arrow.formats.structure import sound_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -207,17 +208,8 @@ class BaseSession(OfOneProcess, ABC):
                 return view
 
     def _view_of(self, node: Node) -> ArrayView:
-        try:
+        with sound_array(node.path, self._staging.base.id):  # what is staged was checked before
             return ArrayView(node=node, grid=node.grid, keys=node.chunk_keys)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            key = key_of(
-                FileKind.STRUCTURE, self._staging.base.id
-            )  # what is staged was checked before
-            raise CorruptFileError(
-                f"{key} is damaged: what it holds of the node {node.path!r} makes no array: {error}. "
-                f"Restore the file from a copy, or open an earlier snapshot.",
-                key=key,
-            ) from error
 
     def get_array(self, path: Any) -> ArrayView:
         """Give an array; callers name it as :func:`~icechunk_arrow.core.keys.node_path` says."""

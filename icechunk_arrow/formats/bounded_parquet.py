@@ -7,7 +7,6 @@ rows at a time and counted; what remains too much is refused before it is decode
 
 from __future__ import annotations
 
-from operator import ne
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +30,6 @@ __all__ = [
     "FilePart",
     "UnsoundParquetError",
     "check_footer",
-    "column_names",
     "read_bounded",
 ]
 
@@ -87,7 +85,7 @@ def read_bounded(
 ) -> pa.Table:
     """Decode columns of row groups (all, where none are named), of which ``coded`` ones are read as codes.
 
-    ``leaves`` names the column of each leaf, as :func:`column_names` does.
+    ``leaves`` names the column of each leaf, as :class:`~.column_guard.ColumnGuard` does.
 
     Raises
     ------
@@ -129,26 +127,6 @@ def _row_count(metadata: pq.FileMetaData, group: int) -> int:
     if not 0 < rows <= _MAX_GROUP_ROWS:
         raise UnsoundParquetError(f"row group {group} would have {rows} rows")
     return rows
-
-
-def column_names(metadata: pq.FileMetaData) -> tuple[str, ...]:
-    """Name the column that each leaf belongs to.
-
-    Raises
-    ------
-    UnsoundParquetError
-        A column comes twice, or its name is no text.
-    """
-    schema = metadata.schema
-    try:
-        paths = [schema.column(i).path for i in range(metadata.num_columns)]
-    except UnicodeDecodeError as error:
-        raise UnsoundParquetError(f"the name of a column is no text: {error}") from error
-    names = [path.partition(".")[0] for path in paths]
-    runs = sum(map(ne, names, names[1:])) + bool(names)
-    if len(set(paths)) < len(paths) or len(set(names)) < runs:
-        raise UnsoundParquetError("a column comes twice")
-    return tuple(names)
 
 
 def _bound(

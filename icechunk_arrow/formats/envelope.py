@@ -31,10 +31,10 @@ from icechunk_arrow.formats.bounded_parquet import (
     FilePart,
     UnsoundParquetError,
     check_footer,
-    column_names,
     read_bounded,
 )
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
+from icechunk_arrow.formats.column_guard import ColumnGuard
 from icechunk_arrow.formats.layout import FileKind, key_of
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ class Sealed(Struct, frozen=True, kw_only=True):
     limit_bytes: int
     columns: tuple[str, ...]
     """The column of each leaf."""
+    guard: ColumnGuard
 
     @property
     def row_group_count(self) -> int:
@@ -223,6 +224,19 @@ class Sealed(Struct, frozen=True, kw_only=True):
         stop = int(self.row_group_ends[last])
         self.budget.check(stop - start)
         return start, stop
+
+    def column(self, group: int, leaf: int) -> pq.ColumnChunkMetaData:
+        """Say what the footer does of a column chunk."""
+        self.check_columns([group])
+        return self.metadata.row_group(group).column(leaf)
+
+    def check_columns(self, groups: Sequence[int]) -> None:
+        """Look at columns of row groups, before pyarrow is asked for one."""
+        try:
+            for group in groups:
+                self.guard.check(group)
+        except UnsoundParquetError as error:
+            raise _damaged(self.key, str(error)) from error
 
     @property
     def budget(self) -> Budget:
@@ -312,8 +326,9 @@ def _open(
         raise _damaged(key, f"it is the file {name.decode('ascii', 'replace')}, under a wrong name")
     if metadata.num_row_groups != count:
         raise _damaged(key, f"its seal counts {count} row groups, its footer another number")
+    guard = ColumnGuard(footer, metadata)
     try:
-        columns = column_names(metadata)
+        columns = guard.names
     except UnsoundParquetError as error:
         raise _damaged(key, str(error)) from error
     table = np.frombuffer(entries, _ENTRY)
@@ -329,6 +344,7 @@ def _open(
         size_bytes=size_bytes,
         limit_bytes=limit_bytes,
         columns=columns,
+        guard=guard,
     )
     return sealed, parquet
 
@@ -408,7 +424,7 @@ class KeptColumn(Struct, frozen=True, kw_only=True):
 def keep_column(sealed: Sealed, group: int, data: bytes | memoryview, name: str) -> KeptColumn:
     """Put off decoding a column of a row group whose bytes :func:`read_row_groups` has checked."""
     first, last = sealed.byte_range(group, group)
-    column = sealed.metadata.row_group(group).column(sealed.columns.index(name))
+    column = sealed.column(group, sealed.columns.index(name))
     start = column.data_page_offset
     if column.has_dictionary_page:
         start = min(start, column.dictionary_page_offset)
@@ -438,6 +454,7 @@ def _decoded(
     coded: Sequence[str] = (),
 ) -> pa.Table:
     """Decode columns of row groups; ``source`` are their bytes, and where in the file these begin."""
+    sealed.check_columns(groups)
     try:
         return read_bounded(
             parquet,
@@ -458,8 +475,7 @@ def _can_stay_coded(sealed: Sealed, groups: Sequence[int], name: str) -> bool:
     """Whether pyarrow can read a column as a dictionary: not from delta encoded strings."""
     names = sealed.columns
     return name in names and not any(
-        "DELTA_BYTE_ARRAY" in sealed.metadata.row_group(group).column(names.index(name)).encodings
-        for group in groups
+        "DELTA_BYTE_ARRAY" in sealed.column(group, names.index(name)).encodings for group in groups
     )
 
 

@@ -19,6 +19,7 @@ from icechunk_arrow.core.ids import ID_PATTERN, check_id, is_id
 from icechunk_arrow.core.json_values import decode_strict_json
 from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 from icechunk_arrow.formats import transaction
+from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.refs import decode_members
 from icechunk_arrow.formats.times import decode_time, encode_time
 
@@ -132,9 +133,9 @@ def encode(ledger: Ledger) -> bytes:
     return transaction.write_rows(pa.Table.from_arrays(table, schema=schema), ledger.id)
 
 
-def decode(data: bytes, identifier: str) -> Ledger:
+def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> Ledger:
     """Decode a log of the ledger; what it says beyond this version, it says as notes."""
-    key, table = transaction.read_rows(data, identifier)
+    key, table = transaction.read_rows(data, identifier, limit_bytes)
     if any(effect != _NOTE for effect in table["effect"].unique().to_pylist()):
         raise UnsupportedFormatError(
             f"{key}: the ledger says something that this version does not know", key=key

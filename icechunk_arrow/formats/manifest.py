@@ -263,7 +263,7 @@ def _canonical(table: pa.Table, key: str) -> dict[str, pa.ChunkedArray]:
         for field in CHUNK_SCHEMA
         if field.name in stored
     }
-    if columns.keys() >= set(_PLACES):
+    if columns.keys() >= {*_PLACES, "length"}:
         _check_places(columns, key)
     return columns
 
@@ -285,7 +285,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, key: str) -> pa.ChunkedArray
 
 
 def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
-    """Check that every chunk is in one place: inline, or in a range of a file."""
+    """Check that every chunk is in one place: inline with its length, or in a range of a file."""
     inline, file, offset = (columns[name] for name in _PLACES)
     rows = len(file)
     if inline.null_count == rows and file.null_count == offset.null_count == 0:
@@ -295,12 +295,15 @@ def _check_places(columns: Mapping[str, pa.ChunkedArray], key: str) -> None:
         raise CorruptFileError(
             f"{key} has a row that is not either inline or in a file, with an offset", key=key
         )
+    lengths = to_numpy(columns["length"])[~in_file]
+    if (lengths != to_numpy(pc.binary_length(inline.drop_null()))).any():
+        raise CorruptFileError(
+            f"{key} is damaged: an inline chunk has another length than its row says", key=key
+        )
 
 
-_TYPES: dict[str, tuple[pa.DataType, ...]] = {
-    **{field.name: (field.type,) for field in (*SCHEMA, *CHUNK_SCHEMA, *STATISTICS_COLUMNS)},
-    "length": (pa.uint32(), pa.uint64()),
-}
+_TYPES = {field.name: field.type for field in (*SCHEMA, *CHUNK_SCHEMA, *STATISTICS_COLUMNS)}
+_LENGTHS = {"narrow": pa.uint32(), "wide": pa.uint64()}
 
 
 def _check_columns(sealed: Sealed) -> list[str]:
@@ -316,11 +319,17 @@ def check_form(sealed: Sealed) -> None:
     """Check that the columns of a manifest are there, and of the right types; in which order is all the same."""
     found = sealed.metadata.schema.to_arrow_schema()
     _check_columns(sealed)
-    for name, allowed in _TYPES.items():
-        if name in sealed.columns and found.field(name).type not in allowed:
+    width = sealed.fact(_WIDTH)
+    if width not in _LENGTHS:
+        raise CorruptFileError(f"{sealed.key} is damaged: its width is {width!r}", key=sealed.key)
+    if ("etag" in sealed.columns) != ("last_modified" in sealed.columns):
+        raise CorruptFileError(
+            f"{sealed.key} is damaged: 'etag' and 'last_modified' go together", key=sealed.key
+        )
+    for name, wanted in (_TYPES | {"length": _LENGTHS[width]}).items():
+        if name in sealed.columns and found.field(name).type != wanted:
             raise CorruptFileError(
-                f"{sealed.key} has a wrong column {name!r}: it is {found.field(name).type}, not "
-                f"{allowed[0]}",
+                f"{sealed.key} has a wrong column {name!r}: it is {found.field(name).type}, not {wanted}",
                 key=sealed.key,
             )
 

@@ -226,17 +226,23 @@ def _text(value: Any) -> str | None:
     return None if value is None else check_text(value)
 
 
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise TypeError(f"{value!r} is not an object")
+    return value or {}
+
+
 def _info(entry: dict[str, Any]) -> SnapshotInfo:
     parent = entry.get("parent-snapshot-id")
     if entry["structure-file"] != file_name(check_id(entry["snapshot-id"])):
         raise ValueError(f"the structure file of {entry['snapshot-id']} has another name")
-    properties = entry.get("properties") or {}
+    properties = _object(entry.get("properties"))
     return SnapshotInfo(
         id=entry["snapshot-id"],
         parent_id=None if parent is None else check_id(parent),
         written_at=_EPOCH + timedelta(milliseconds=check_whole(entry["timestamp-ms"])),
         message=_text(properties.get(_MESSAGE)) or "",
-        metadata=dict(properties.get(_METADATA) or {}),
+        metadata=_object(properties.get(_METADATA)),
     )
 
 

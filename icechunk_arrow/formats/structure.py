@@ -10,6 +10,7 @@ a reader asks for another; whatever a commit does not touch goes from file to fi
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.columns import (
+    alike,
     conformed,
     distinct,
     from_values,
@@ -52,7 +54,7 @@ from icechunk_arrow.formats.live_manifests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -68,6 +70,7 @@ __all__ = [
     "decode_footer",
     "empty_snapshot",
     "encode",
+    "sound_array",
     "with_changes",
 ]
 
@@ -397,7 +400,7 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
     sealed.budget.check(table.nbytes + NODE_BYTES * table.num_rows)
     facts, document = _facts_and_document(sealed)
     try:
-        table = _in_one_width(table)
+        table = _in_one_width(table, sealed.fact(_WIDTH))
         inventories = one_array(table["inventories"])
         sealed.budget.check(table.nbytes + ENTRY_BYTES * len(inventories.values))
         entries = read_entries(inventories)
@@ -428,11 +431,15 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
     return snapshot
 
 
-def _in_one_width(table: pa.Table) -> pa.Table:
-    """Give the documented columns in one of the documented widths: as they are, if they are."""
+def _in_one_width(table: pa.Table, width: str) -> pa.Table:
+    """Give the documented columns in the width that a file says: as they are, if they are."""
     table = table.select(SCHEMA.names)
-    if any(table.schema.equals(schema) for schema in (SCHEMA, WIDE_SCHEMA)):
+    schema = {"narrow": SCHEMA, "wide": WIDE_SCHEMA}[width]
+    if table.schema.equals(schema):
         return table
+    for found, field in zip(table.schema, schema, strict=True):
+        if not alike(found.type, field.type):
+            raise TypeError(f"the {width} column {field.name!r} is of type {found.type}")
     return pa.Table.from_arrays(conformed(table, WIDE_SCHEMA), schema=WIDE_SCHEMA)
 
 
@@ -445,6 +452,20 @@ def _decode_extensions(sealed: Sealed) -> dict[int, dict[str, Any]]:
         if not isinstance(patch["set"], dict) or not isinstance(patch["unset"], list):
             raise TypeError(f"{patch!r} is not a patch of a document")
     return extensions
+
+
+@contextmanager
+def sound_array(path: str, snapshot_id: str) -> Iterator[None]:
+    """Name the file of a snapshot where what it holds of a node makes no array: columns are believed until then."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        key = key_of(KIND, snapshot_id)
+        raise CorruptFileError(
+            f"{key} is damaged: what it holds of the node {path!r} makes no array: {error}. Restore the file "
+            f"from a copy, or open an earlier snapshot.",
+            key=key,
+        ) from error
 
 
 def _check_rows(snapshot: Snapshot, key: str) -> None:
@@ -490,8 +511,8 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
 def _decode_nodes(snapshot: Snapshot, rows: range) -> list[Node]:
     """Make the nodes of neighbouring rows: of many at once each takes a tenth of the time."""
     some = snapshot.rows.held.slice(rows.start, len(rows))
-    columns = [some[name].to_pylist() for name in _NODE_COLUMNS]
     try:
+        columns = [some[name].to_pylist() for name in _NODE_COLUMNS]
         return [
             _node_of(snapshot, row, *values) for row, *values in zip(rows, *columns, strict=True)
         ]

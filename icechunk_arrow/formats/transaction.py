@@ -20,6 +20,7 @@ import pyarrow as pa
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core.boxes import grid_box
 from icechunk_arrow.core.columns import (
+    alike,
     from_numpy,
     from_values,
     indices,
@@ -28,6 +29,7 @@ from icechunk_arrow.core.columns import (
     to_numpy,
     validity,
 )
+from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.json_values import decode_strict_json
 from icechunk_arrow.core.log import (
     NO_SINGLES,
@@ -368,21 +370,18 @@ def read_rows(
         stored = table.schema.field(field.name) if field.name in table.column_names else None
         if stored is None and field.name not in SCHEMA.names:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        elif stored is None or not _alike(stored.type, field.type):
+        elif stored is None or not alike(stored.type, field.type):
             raise CorruptFileError(
                 f"{sealed.key} is no sound log: its column {field.name!r} is missing or of another type",
                 key=sealed.key,
             )
+        elif not field.nullable and table[field.name].null_count:
+            raise CorruptFileError(
+                f"{sealed.key} is no sound log: it has a row without {field.name!r}", key=sealed.key
+            )
     if not table.num_rows:
         raise CorruptFileError(f"{sealed.key} is no sound log: it has no rows", key=sealed.key)
     return sealed.key, table.select(FULL_SCHEMA.names)
-
-
-def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether types are the same, whatever the items of lists are called and may be."""
-    if pa.types.is_list(found) and pa.types.is_list(wanted):
-        return _alike(found.value_type, wanted.value_type)
-    return bool(found == wanted)
 
 
 def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) -> TransactionLog:
@@ -507,6 +506,10 @@ class _Rows:
         same = ids[1:] == ids[:-1]
         if not to_numpy(pc.less(coords[:-1], coords[1:]))[same].all():
             raise ValueError(f"the chunks of {operation!r} are not in order")
+        try:
+            decode_lists(coords)
+        except CorruptFileError as error:
+            raise ValueError(str(error)) from error
         firsts = rows.drop_columns("coord").take(indices(run_edges(ids)[:-1]))
         names = zip(*(column.to_pylist() for column in firsts.columns), strict=True)
         return Singles(ids, coords), [NodeName(*each) for each in names]

@@ -12,10 +12,19 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from icechunk_arrow.core import compute as pc
-from icechunk_arrow.core.columns import conform, empty_table, from_values, one_array
+from icechunk_arrow.core.columns import (
+    conform,
+    empty_table,
+    from_numpy,
+    from_values,
+    one_array,
+    to_numpy,
+    validity,
+)
 from icechunk_arrow.core.coords import decode_lists
 from icechunk_arrow.core.json_values import encode_json
 from icechunk_arrow.engine.history import check_parent
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["operation_table", "ref_table", "snapshot_table"]
 
 _TAIL_BYTES = 1 << 16
+_SINGLES = ("write_chunk", "delete_chunk")
 _AT_ONCE = 16
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -217,6 +227,18 @@ def _operations_of(files: Files, snapshot_id: str) -> pa.Table:
         raise CorruptFileError(f"{key} is no sound log: {error}", key=key) from error
 
 
+def _of_one_chunk(operations: pa.Array, coord: pa.Array) -> pa.Array:
+    """Keep the coordinates of operations that are about one chunk: in rows of others they mean nothing."""
+    writes, deletes = (
+        to_numpy(pc.equal(operations, word)) for word in from_values([*_SINGLES], pa.string())
+    )
+    others = ~(writes | deletes) & validity(coord)
+    if not others.any():
+        return coord
+    kept = np.where(others, -1, np.arange(len(coord)))
+    return coord.take(from_numpy(np.maximum(kept, 0), pa.int64(), kept >= 0))
+
+
 def _operations(table: pa.Table, snapshot_id: str) -> pa.Table:
     """Bring the rows of a log behind the first, which repeats the snapshot's facts, into their columns."""
     table = table.slice(1)
@@ -231,7 +253,7 @@ def _operations(table: pa.Table, snapshot_id: str) -> pa.Table:
         raw["from_path"],
         int64(raw["node_id"]),
         raw["node_type"],
-        decode_lists(raw["coord"]),
+        decode_lists(_of_one_chunk(raw["operation"], raw["coord"])),
         raw["coord"],
         files,
         extents(raw["extent"]),

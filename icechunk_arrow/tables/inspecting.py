@@ -18,6 +18,7 @@ from icechunk_arrow.core.columns import empty_table, from_numpy, from_values, in
 from icechunk_arrow.engine.history import ancestors, find_tip_to_read
 from icechunk_arrow.errors import InvalidInputError, NodeNotFoundError
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
+from icechunk_arrow.formats.structure import sound_array
 from icechunk_arrow.tables.columns import repeated, table_of
 from icechunk_arrow.tables.inspections import OBSERVED, checked_parameters, find_inspection
 from icechunk_arrow.tables.nodes import inventory_table
@@ -187,7 +188,8 @@ def _dimension_table(snapshot: Snapshot, path: str | None = None) -> pa.Table:
     rows: list[tuple[str, int, int, int, int | None]] = []
     for node in snapshot.nodes() if path is None else [snapshot.get_node(path)]:
         if node.is_array:
-            counts, total = node.grid.chunk_counts, node.grid.chunk_count
+            with sound_array(node.path, snapshot.id):
+                counts, total = node.grid.chunk_counts, node.grid.chunk_count
             for dimension, count in enumerate(counts):
                 each = total // count if total else _others(counts, dimension)
                 known = each if max(total, each) <= _LARGEST else None

@@ -31,6 +31,7 @@ from icechunk_arrow.core.placement import limit_of, set_for_size
 from icechunk_arrow.core.snapshot import AttributesRef
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.layout import FileKind, file_id, key_of
+from icechunk_arrow.formats.structure import sound_array
 from icechunk_arrow.tables.columns import (
     int64,
     lengths_of,
@@ -200,7 +201,8 @@ class _Arrays:
         for row in np.flatnonzero(~plain).tolist():
             node = self._snapshot.find_node_by_id(int(self._ids[row]))
             assert node is not None
-            total = node.grid.chunk_count
+            with sound_array(node.path, self._snapshot.id):
+                total = node.grid.chunk_count
             fits[row] = total <= _LARGEST
             counts[row] = total if fits[row] else 0
         return counts, fits
@@ -275,13 +277,15 @@ def grid_run_table(snapshot: Snapshot) -> pa.Table:
     for node_id in ids:
         node = snapshot.find_node_by_id(node_id)
         assert node is not None
+        with sound_array(node.path, snapshot.id):
+            axes = node.grid.axes
         runs.append(
             [
                 [
                     {"position": position, "chunk": chunk, "edge": edge}
                     for position, chunk, edge in _edge_runs(axis)
                 ]
-                for axis in node.grid.axes
+                for axis in axes
             ]
         )
     columns = [from_values(ids, pa.int64()), from_values(runs, GRID_RUNS.field("runs").type)]

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from icechunk_arrow.core.checksums import crc32c
-from tests.fuzzing import sheets, trees
+from tests.fuzzing import finished, trees
 from tests.fuzzing.samples import KINDS, keys_of_kind, padded, sample, samples_of
 from tests.fuzzing.sheets import Sheet
 from tests.fuzzing.trees import Members, UnfitError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Case", "mutations_of"]
 
 _PARQUET = {"manifest", "structure", "attributes", "log", "ledger log"}
-_WEIGHTS = {"value": 5, "json": 4, "type": 3, "footer": 2, "null": 2}
+_WEIGHTS = {"value": 5, "json": 4, "type": 3, "members": 3, "footer": 2, "null": 2}
 _KIND_WEIGHTS = {"manifest": 5, "structure": 6, "log": 3, "state": 2, "branch": 2}
 _TRIES = 40
 
@@ -40,9 +40,9 @@ class Case:
     """Mutations, and the seed of each."""
 
     @classmethod
-    def drawn(cls, seed: int, number: int, kind: str | None = None) -> Case:
-        """Draw the case of a number."""
-        draw = Random(f"{seed} {number}")
+    def drawn(cls, seed: int, number: int, kind: str | None = None, again: int = 0) -> Case:
+        """Draw the case of a number; ``again`` where those before had nothing to alter."""
+        draw = Random(f"{seed} {number} {again}" if again else f"{seed} {number}")
         kinds = [each for each in KINDS for _ in range(_KIND_WEIGHTS.get(each, 1))]
         kind = kind or draw.choice(kinds)
         name = draw.choice(samples_of(kind))
@@ -84,7 +84,8 @@ class Case:
         def attempt(number: int) -> tuple[bytes, str]:
             sheet = Sheet.of(data, self.key[2:-8], names)
             told = [
-                sheets.MUTATIONS[way](sheet, Random(f"{seed} {number}")) for way, seed in self.steps
+                finished.MUTATIONS[way](sheet, Random(f"{seed} {number}"))
+                for way, seed in self.steps
             ]
             made = sheet.write()
             if self.kind == "manifest" and made[:4] == b"PAR1":
@@ -127,7 +128,7 @@ def mutations_of(kind: str) -> tuple[str, ...]:
     if kind not in _PARQUET:
         return (*trees.MUTATIONS, "form")
     nothing = {"manifest": {"json"}}.get(kind, {"statistics"})
-    return tuple(name for name in sheets.MUTATIONS if name not in nothing)
+    return tuple(name for name in finished.MUTATIONS if name not in nothing)
 
 
 def _first_fit(attempt: Callable[[int], tuple[bytes, str]]) -> tuple[bytes, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import prod
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -21,7 +22,7 @@ import zarr
 
 import icechunk_arrow
 import icechunk_arrow.duckdb
-from icechunk_arrow import IcechunkArrowError, Repository
+from icechunk_arrow import IcechunkArrowError, NotAuthorizedError, Repository
 from icechunk_arrow.core import coords
 from icechunk_arrow.engine.files import find_ledger
 from icechunk_arrow.formats import transaction
@@ -36,8 +37,19 @@ if TYPE_CHECKING:
 
     from icechunk_arrow import Session
 
-__all__ = ["LOOKS", "NEW_BYTES", "NEW_GROUP", "Answer", "look", "operation_of"]
+__all__ = [
+    "LACKS",
+    "LOOKS",
+    "NEW_BYTES",
+    "NEW_GROUP",
+    "Answer",
+    "EngineError",
+    "look",
+    "operation_of",
+    "views_of",
+]
 
+LACKS = "asked one by one,"
 TABLES = {
     "manifest": ("manifests",),
     "structure": ("nodes", "manifests", "snapshots"),
@@ -59,6 +71,13 @@ VIEWS = {
     "log": ("operations",),
     "config": ("config",),
 }
+
+
+def views_of(kind: str) -> tuple[str, ...]:
+    """Name the views that show a damage of a kind."""
+    return VIEWS.get(kind, ("refs",))
+
+
 _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{19}[0G]")
 NEW_GROUP, NEW_BYTES = "/fuzzed", b"\x07"
 
@@ -69,9 +88,9 @@ class Answer:
 
     value: Any = None
     refusal: str | None = None
-    crash: str | None = None
     engine: str | None = None
-    """An error of DuckDB's own, which names no file."""
+    """An error of DuckDB's own, while it carried out a query of ours."""
+    crash: str | None = None
 
 
 @cache
@@ -87,7 +106,7 @@ def opened(url: str) -> Repository:
     return Repository.open(url, storage_settings=UNSYNCED)
 
 
-def read(url: str, kind: str) -> Any:  # noqa: ARG001 -- everything is read, whatever was damaged
+def read(url: str, kind: str) -> Any:
     """List branches and tags, and read every snapshot behind them: documents, chunks, logs."""
     repo = opened(url)
     context = repo._context
@@ -148,7 +167,9 @@ def _chunks(session: Session, path: str) -> Iterator[dict[str, Any]]:
     if prod(counts) <= reading.MOST_ASKED:
         there = [each for each in product(*map(range, counts)) if session.find_chunk(view, each)]
         listed = [tuple(row["index"]) for row in rows]
-        assert there == listed, f"{path} has {listed}, and asked one by one {there}"
+        listed = [each for each in listed if all(map(lt, each, counts))]  # others do not exist
+        assert {*there} <= {*listed}, f"{path} has chunks that are not listed, asked one by one"
+        assert there == listed, f"{LACKS} {path} lacks chunks that are listed"
     for row in rows:
         chunk: dict[str, Any] = {name: row[name] for name in ("index", "kind", "length")}
         if row["kind"] != "inline":
@@ -197,7 +218,7 @@ def operation_of(row: dict[str, Any]) -> dict[str, Any]:
 _OF_A_SOURCE = ("location", "etag", "last_modified", "size_bytes")
 
 
-def through_zarr(url: str, kind: str) -> Any:  # noqa: ARG001
+def through_zarr(url: str, kind: str) -> Any:
     """Open main as a hierarchy of Zarr and read its arrays, of a long one the beginning.
 
     What zarr itself says of a document that it does not take is an answer: no rule of ours is about it.
@@ -220,13 +241,12 @@ def through_zarr(url: str, kind: str) -> Any:  # noqa: ARG001
 def _through_zarr(store: Any, path: str) -> list[Any]:
     node = zarr.open(store, path=path.removeprefix("/"), mode="r")
     if not isinstance(node, zarr.Array):
-        return [json.dumps(node.attrs.asdict())]
-    found = [json.dumps(node.attrs.asdict()), str(node.dtype), node.shape]
+        return [json.dumps(node.attrs.asdict(), sort_keys=True)]
+    found = [json.dumps(node.attrs.asdict(), sort_keys=True), str(node.dtype), node.shape]
     many = 50 * _MOST_VALUES if node.ndim == 1 else _MOST_VALUES
     if prod(node.shape) <= many and prod(node.chunks) <= _MOST_VALUES and path not in _VIRTUAL:
-        found.append(
-            np.asarray(node[:5] if node.ndim == 1 and len(node) > 50 else node[...]).tobytes()
-        )
+        values = node[:5] if node.ndim == 1 and node.shape[0] > 50 else node[...]
+        found.append(np.asarray(values).tobytes())
     return found
 
 
@@ -255,17 +275,40 @@ def through_duckdb(url: str, kind: str) -> Any:
     con = connection()
     icechunk_arrow.duckdb.attach(con, url, "r")
     try:
-        found = {
-            name: _sorted(_shown(name, con.sql(f"FROM r.{name}").to_arrow_table()))
-            for name in VIEWS.get(kind, ("refs",))
-        }
+        return {name: _sorted(_shown(name, _asked(con, name))) for name in views_of(kind)}
     finally:
-        icechunk_arrow.duckdb.detach(con, "r")
-    return found
+        if con is connection():
+            icechunk_arrow.duckdb.detach(con, "r")
+
+
+class EngineError(Exception):
+    """What DuckDB itself says against a query."""
+
+
+def _asked(con: Any, name: str) -> pa.Table:
+    try:
+        return con.sql(f"FROM r.{name}").to_arrow_table()
+    except (duckdb.InternalException, duckdb.FatalException):
+        connection.cache_clear()  # from this one it does not recover
+        raise
+    except duckdb.Error as error:  # an engine passes on texts alone
+        text = str(error)
+        ours = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2])
+        if ours and _names_a_file(ours[0]):
+            raise IcechunkArrowError(f"through DuckDB: {ours[0]}") from error
+        raise EngineError(text.partition("\n")[0]) from error
 
 
 def _shown(name: str, rows: pa.Table) -> list[Any]:
     """Give the rows of a table; of operations what belongs to each, as the table has rows as they stand (R34)."""
+    if name == "nodes":
+        return [
+            {
+                key: _as_json(value) if isinstance(value, str) else value
+                for key, value in row.items()
+            }
+            for row in plain_rows(rows)
+        ]
     if name != "operations":
         return plain_rows(rows)
     return [
@@ -273,6 +316,14 @@ def _shown(name: str, rows: pa.Table) -> list[Any]:
         for row in plain_rows(rows)
         if row["operation"] in transaction.EFFECTS
     ]
+
+
+def _as_json(text: str) -> str:
+    """Say what JSON means, which is shown as it is spelt."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _sorted(rows: list[Any]) -> list[str]:
@@ -291,7 +342,7 @@ def _array_to_write(session: Session) -> tuple[str, tuple[int, ...]] | None:
     return None
 
 
-def commit(url: str, kind: str) -> Any:  # noqa: ARG001
+def commit(url: str, kind: str) -> Any:
     """Write a chunk and a group, commit, and read what stands there then."""
     session = opened(url).writable_session("main")
     where = _array_to_write(session)
@@ -320,18 +371,13 @@ def look(name: str, url: str, kind: str) -> Answer:
         return Answer(value=LOOKS[name](url, kind))
     except IcechunkArrowError as error:
         return _refusal(error)
+    except EngineError as error:
+        return Answer(engine=str(error))
     except Exception as error:
         if isinstance(error, ExceptionGroup):  # as newer versions of zarr hand ours on
             ours, others = error.split(IcechunkArrowError)
             if others is None and ours is not None:
                 return _refusal(ours.exceptions[0])
-        if isinstance(error, duckdb.Error):  # an engine passes on texts alone
-            text = str(error)
-            found = re.search(r"\w+Error: .*", text.rpartition("Traceback")[2]) or re.search(
-                ".*", text
-            )
-            said = f"through DuckDB: {found[0] if found else text}"
-            return Answer(refusal=said) if _names_a_file(said) else Answer(engine=said)
         return Answer(crash=_told(error))
     except BaseException as error:
         return Answer(crash=_told(error))
@@ -339,7 +385,7 @@ def look(name: str, url: str, kind: str) -> Answer:
 
 def _refusal(error: BaseException) -> Answer:
     text = f"{type(error).__name__}: {error}"
-    if _names_a_file(text):
+    if _names_a_file(text) or isinstance(error, NotAuthorizedError):  # which tells the location
         return Answer(refusal=text)
     return Answer(crash=f"an error that names no file: {text}")
 

@@ -11,13 +11,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fuzzing.damage import Case
-from tests.fuzzing.judging import FAILED, LEGITIMATE, OUTCOMES, REFUSED, SAME, Verdict, judge
+from tests.fuzzing.judging import FAILED, LEGITIMATE, OUTCOMES, REFUSED, Verdict, judge
 from tests.fuzzing.rules import rule_of
 from tests.fuzzing.samples import KINDS, samples_of
 from tests.fuzzing.trees import UnfitError
@@ -33,10 +34,6 @@ TIME_OUT_SECONDS = 30
 """A case takes a tenth of a second; on a machine with other work, one."""
 BATCH = 25
 CASES_OF_A_PROCESS = 1500
-
-
-_STATISTICS = {"statistics", "footer"}
-"""What may alter statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +107,15 @@ def try_case(number: int, case: Case) -> Result | None:
         data, done = case.damage()
     except UnfitError:
         return None
-    believed = case.kind == "manifest" and any(way in _STATISTICS for way, _ in case.steps)
-    verdict = judge(case.sample, case.kind, {case.key: data}, believed=believed)
+    ways = {way for way, _ in case.steps}
+    verdict = judge(case.sample, case.kind, {case.key: data}, ways)
     if verdict.outcome == FAILED:
         alone = [each for each in (try_case(number, part) for part in case.parts()) if each]
         for smaller in alone:
             if smaller.outcome == FAILED:
                 return smaller
-        if "the second reader refuses" in verdict.told and {each.outcome for each in alone} == {
-            SAME,
-            LEGITIMATE,
-        }:  # one is passed over by this package alone, the other is what the file says now
+        if "the second reader refuses" in verdict.told and len(alone) > 1:
+            # one is refused by whoever sees it, the other is what the file says now
             verdict = Verdict(LEGITIMATE, verdict.told)
     return Result(number=number, case=case, outcome=verdict.outcome, done=done, told=verdict.told)
 
@@ -153,7 +148,11 @@ def _work(order: Order, numbers: Connection, answers: Connection) -> None:
         while True:
             for number in numbers.recv():
                 answers.send(("begin", number))
-                answers.send(("end", order.attempt(number, Case.drawn(seed, number, kind))))
+                tried = (
+                    order.attempt(number, Case.drawn(seed, number, kind, again))
+                    for again in count()
+                )
+                answers.send(("end", next(filter(None, tried))))
             answers.send(("ready", None))
 
 
@@ -170,6 +169,7 @@ class _Worker:
         to_us.close()
         self.given: deque[int] = deque()
         self.current: int | None = None
+        self.is_ready = False
         self.done = 0
         self.silent = -60.0
         """For how long nothing was heard while it could run, in seconds; to begin takes longer."""
@@ -196,7 +196,7 @@ class _Worker:
 
 def run(
     seed: int,
-    count: int,
+    files: int,
     *,
     kind: str | None = None,
     workers: int = 2,
@@ -204,12 +204,12 @@ def run(
     attempt: Attempt = try_case,
     time_out_seconds: float = TIME_OUT_SECONDS,
 ) -> Run:
-    """Try so many damaged files, or until the time is over."""
+    """Try so many damaged files, or as many as there is time for."""
     order = Order(seed=seed, kind=kind, attempt=attempt)
     found = Run(seed)
     end = None if seconds is None else time.monotonic() + seconds
-    waiting = deque(range(count))
-    pool = [_Worker(order) for _ in range(min(workers, max(count // BATCH, 1)))]
+    waiting = deque(range(files))
+    pool = [_Worker(order) for _ in range(min(workers, max(files // BATCH, 1)))]
     try:
         while pool:
             asked = time.monotonic()
@@ -227,6 +227,8 @@ def run(
                     continue
                 pool.remove(worker)
                 code = worker.end()
+                if not worker.is_ready:  # another would not begin either
+                    raise RuntimeError(f"a process did not begin: {lost or f'exit code {code}'}")
                 if worker.current is not None:
                     told = lost or f"the interpreter dies, exit code {code}"
                     case = Case.drawn(seed, worker.current, kind)
@@ -253,9 +255,9 @@ def _hear(worker: _Worker, waiting: deque[int], found: Run, end: float | None) -
     elif what == "end":
         worker.current = None
         worker.done += 1
-        if said is not None:
-            found.add(said)
+        found.add(said)
     else:
+        worker.is_ready = True
         over = end is not None and time.monotonic() >= end
         if over:
             waiting.clear()

@@ -88,7 +88,9 @@ def test_planted_defects_are_found(defect: str) -> None:
     assert way in mutations_of(kind)
     with patch.object(module, name, instead):
         results = (
-            try_case(number, Case("plain", kind, keys_of_kind("plain", kind)[-1], ((way, f"{number}"),)))
+            try_case(
+                number, Case("plain", kind, keys_of_kind("plain", kind)[-1], ((way, f"{number}"),))
+            )
             for number in range(60)
         )
         assert any(result is not None and result.outcome == FAILED for result in results)

@@ -132,7 +132,7 @@ def change_value(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     return f"{path} is {new!r:.60} for {old!r:.60}"
 
 
-def change_type(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa: ARG001
+def change_type(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Put something of another kind into a place."""
     path, owner, place = _choose(tree, draw, lambda *_: True)
     new = draw.choice(OTHERS)
@@ -140,7 +140,7 @@ def change_type(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa
     return f"{path} is {new!r:.60}"
 
 
-def nest(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa: ARG001
+def nest(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Put a value into a list or an object, or take it out of one."""
     path, owner, place = _choose(tree, draw, lambda *_: True)
     old = _get(owner, place)
@@ -155,14 +155,14 @@ def _inner(value: Any) -> list[Any]:
     return [_get(value, 0)]
 
 
-def drop(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa: ARG001
+def drop(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Leave a member or item out."""
     path, owner, place = _choose(tree, draw, lambda *_: True)
     del owner[place]
     return f"{path} is left out"
 
 
-def double(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa: ARG001
+def double(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Let a member or item come twice, somewhere, with its value or another."""
     path, owner, place = _choose(tree, draw, lambda *_: True)
     again = owner[place]
@@ -188,7 +188,7 @@ def add(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     return f"{path} has a member {name!r} more"
 
 
-def reorder(tree: Any, draw: Random, names: tuple[str, ...]) -> str:  # noqa: ARG001
+def reorder(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Let two members or items change places."""
     path, owner, place = _choose(tree, draw, lambda owner, _: len(owner) > 1)
     other = draw.randrange(len(owner))

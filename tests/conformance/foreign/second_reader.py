@@ -15,7 +15,7 @@ import struct
 import sys
 from datetime import datetime
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ __all__ = ["DamageError", "UnsupportedError", "read"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ID = re.compile(f"[{ALPHABET}]{{19}}[0G]")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
 SEQUENCE = re.compile(f"([{ALPHABET}]{{8}})\\.json")
 VERSION = 1
 MAGIC = bytes.fromhex("494345f09fa78a4348554e4b")
@@ -44,6 +45,8 @@ NOT_NULL = {
 FEW_BYTES = 40
 crc32c = fastcrc.crc32.iscsi
 DENSE, WIDE = 1, 16
+FORM = {32: ("etag", "last_modified"), 64: ("crc32c",), 256: ("sums_crc32c",)}
+"""Which columns flags promise."""
 
 
 class RefusalError(Exception):
@@ -90,26 +93,38 @@ def is_whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def is_natural(value: object) -> bool:
+    """R66: whole numbers are below 2 to the 63rd."""
+    return is_whole(value) and int(str(value)) < 1 << 63
+
+
 def parsed(key: str, data: bytes | str, *, once: bool = False) -> Any:
-    """Parse JSON; with ``once`` no member may come twice."""
+    """Parse JSON; with ``once`` as entries, facts, logs and the state file have it: R66."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         need(key, not once or len(dict(pairs)) == len(pairs), "a member comes twice")
         return dict(pairs)
 
+    def number(text: str) -> float:
+        need(key, not once or isfinite(float(text)), f"the number {text[:20]} is not finite")
+        return float(text)
+
     try:
         text = data if isinstance(data, str) else data.decode()
-        return json.loads(text, object_pairs_hook=members)
+        return json.loads(
+            text, object_pairs_hook=members, parse_float=number, parse_constant=number
+        )
     except (ValueError, RecursionError) as error:
         raise DamageError(key, f"is no JSON: {error}") from error
 
 
 def time_of(key: str, value: object) -> datetime:
+    need(key, isinstance(value, str) and TIME.fullmatch(value), f"{value!r} is spelt otherwise")
     try:
         found = datetime.fromisoformat(str(value))
     except ValueError as error:
         raise DamageError(key, f"{value!r} is no time") from error
-    need(key, found.tzinfo is not None, "a time without zone")
+    need(key, 1970 <= found.year <= 9000, "a time is of no clock")
     return found
 
 
@@ -182,6 +197,16 @@ def manifest_types(*, wide: bool) -> tuple[dict[str, pa.DataType], dict[str, pa.
     }
 
 
+STATISTICS = {
+    **dict.fromkeys(("value_count", "nan_count", "missing_count", "low_uint", "high_uint"), u64),
+    **dict.fromkeys(("low_float", "high_float", "sum_float"), pa.float64()),
+    **dict.fromkeys(("low_int", "high_int", "sum_int"), pa.int64()),
+    **dict.fromkeys(("low_text", "high_text", "clip"), blob),
+    "bounds_exact": pa.uint8(),
+}
+"""Columns that a reader may ignore, but no columns of another type: R11."""
+
+
 ATTRIBUTES = {"id": u32, "attributes": blob}
 LOG = {
     "id": u32,
@@ -226,8 +251,29 @@ def alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(found == wanted)
 
 
+def leaves_of(kind: pa.DataType) -> list[tuple[str | None, ...]]:
+    """Ways to the columns of Parquet below a type: names of members, and None for items."""
+    if pa.types.is_struct(kind):
+        return [(each.name, *way) for each in kind for way in leaves_of(each.type)]
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [(None, *way) for way in leaves_of(kind.value_type)]
+    return [()]
+
+
+def values_in(value: Any, way: tuple[str | None, ...]) -> int:
+    """How many values a column of Parquet has for one of a row: what is null or empty counts too."""
+    if not way or value is None:
+        return 1
+    if way[0] is not None:
+        return values_in(value[way[0]], way[1:])
+    return max(1, sum(values_in(each, way[1:]) for each in value))
+
+
 class Sealed:
     """A Parquet file whose seal and row groups were checked: R9, R10, R71."""
+
+    unread: frozenset[str] = frozenset()
+    """Columns that are not decoded, so that nothing is said of what is in them."""
 
     def __init__(self, key: str, data: bytes) -> None:
         self.key, self.data = key, data
@@ -244,11 +290,13 @@ class Sealed:
         need(key, hashlib.sha256(sealed).digest() == digest, "the digest does not match")
         need(key, said == footer, "the seal has another length of the footer")
         try:
-            self.file = pq.ParquetFile(pa.BufferReader(data))
-        except (pa.ArrowInvalid, OSError) as error:
+            self.file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DamageError(key, f"pyarrow cannot read the footer: {error}") from error
         texts = self.file.metadata.metadata or {}
-        self.texts = {k.decode(): v.decode(errors="replace") for k, v in texts.items()}
+        self.texts = {
+            k.decode(errors="replace"): v.decode(errors="replace") for k, v in texts.items()
+        }
         self._check_header(texts.get(b"icechunk.header", b""))
         need(key, name == key[2:-8].encode(), "it is another file")
         need(key, self.file.metadata.num_row_groups == count, "another number of row groups")
@@ -273,32 +321,60 @@ class Sealed:
             )
             start = end
             found = self.file.metadata.row_group(group)
-            columns = range(found.num_columns)
-            most = max(found.column(i).num_values for i in columns)
-            good = 1 <= found.num_rows <= 1 << 24 and most <= 1 << 28
-            need(self.key, good, "a row group is too large")
+            need(self.key, 1 <= found.num_rows <= 1 << 24, "a row group has no such number of rows")
 
     def rows(
-        self, needed: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None
+        self,
+        needed: dict[str, pa.DataType],
+        optional: dict[str, pa.DataType] | None = None,
+        ignored: dict[str, pa.DataType] | None = None,
     ) -> list[dict[str, Any]]:
         """Decode all rows, with the columns that are known: R11."""
-        schema = self.file.schema_arrow
-        for name, wanted in {**needed, **(optional or {})}.items():
+        try:
+            schema = self.file.schema_arrow
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise DamageError(self.key, f"pyarrow cannot read the schema: {error}") from error
+        known = {**needed, **(optional or {})}
+        need(self.key, len({*schema.names}) == len(schema.names), "a column comes twice")
+        for name, wanted in {**known, **(ignored or {})}.items():
             at = schema.get_field_index(name)
             need(self.key, at >= 0 or name not in needed, f"has no column {name!r}")
             good = at < 0 or alike(schema.field(at).type, wanted)
             need(self.key, good, f"the column {name!r} is of another type")
+        names = [name for name in schema.names if name in known and name not in self.unread]
         try:
-            table = self.file.read()
-        except (pa.ArrowInvalid, OSError) as error:
+            table = self.file.read(columns=names)
+            table.validate(full=True)
+            found: list[dict[str, Any]] = table.to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DamageError(self.key, f"pyarrow cannot read the rows: {error}") from error
-        names = {*needed, *(optional or {})}
-        for name in NOT_NULL[self.key[0]]:
+        for name in {*NOT_NULL[self.key[0]]} - self.unread:
             need(self.key, not table[name].null_count, f"a row has no {name!r}")
-        found: list[dict[str, Any]] = table.select(
-            [name for name in table.column_names if name in names]
-        ).to_pylist()
+        counted = sum(
+            self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups)
+        )
+        need(self.key, table.num_rows == counted, "another number of rows")
+        self._check_columns({*names}, schema, found)
         return found
+
+    def _check_columns(
+        self, names: set[str], schema: pa.Schema, rows: list[dict[str, Any]]
+    ) -> None:
+        """Compare what the footer says of columns with what was decoded: header byte 26, R66, R71."""
+        leaves = [(each.name, path) for each in schema for path in leaves_of(each.type)]
+        start = 0
+        for group in range(self.file.num_row_groups):
+            found = self.file.metadata.row_group(group)
+            some = rows[start : start + found.num_rows]
+            start += found.num_rows
+            for place, (name, path) in enumerate(leaves):
+                if name in names:
+                    column = found.column(place)
+                    good = column.compression in {"ZSTD", "UNCOMPRESSED"}
+                    need(self.key, good, f"a column is compressed with {column.compression}")
+                    need(self.key, column.num_values <= 1 << 28, "a row group is too large")
+                    count = sum(values_in(row[name], path) for row in some)
+                    need(self.key, column.num_values == count, "another number of values")
 
 
 class Repository:
@@ -308,6 +384,8 @@ class Repository:
         self.root, self.state_root = root, state_root or root
         self.sealed: dict[str, Sealed] = {}
         self.facts: dict[str, dict[str, Any]] = {}
+        self.sizes: dict[str, int] = {}
+        """Of the manifests of the snapshot that is read."""
         entry = self.entry("main", 0)
         need("refs/branch.main/ZZZZZZZZ.json", entry, "there is no repository")
         assert entry is not None
@@ -333,7 +411,8 @@ class Repository:
     # -- references
 
     def small_file(self, key: str, data: bytes, known: set[str]) -> dict[str, Any]:
-        """Read a file under ``refs/``: R42, R72, R101."""
+        """Read a file under ``refs/``: R42, R66, R72, R101."""
+        need(key, len(data) <= 1 << 16, "is too long for an entry")
         found = parsed(key, data, once=True)
         need(key, isinstance(found, dict), "is no object")
         need(key, isinstance(found.get("info", {}), dict), "its info is no object")
@@ -433,7 +512,9 @@ class Repository:
             need(key, crc32c(blank) == int(end[1], 16), "the checksum does not match")
         need(key, is_id(found.get("id")), "has no id")
         need(key, found["id"] == self.identity, "is that of another repository")
-        need(key, is_whole(found.get("generation")), "has no generation")
+        need(key, is_natural(found.get("generation")), "has no generation")
+        for name in ("store_root", "write-id"):
+            need(key, isinstance(found.get(name), str | None), f"{name!r} is no text")
         need(key, isinstance(found.get("snapshots"), list), "has no snapshots")
         need(key, isinstance(found.get("refs"), dict), "has no refs")
         listed = set()
@@ -443,15 +524,22 @@ class Repository:
             need(key, is_id(identifier) and (parent is None or is_id(parent)), "an id is none")
             same = each.get("structure-file") == f"{identifier}.parquet"
             need(key, same, "a structure file has another name")
-            need(key, type(each.get("timestamp-ms")) is int, "a snapshot has no time")
+            time = each.get("timestamp-ms")
+            good = (
+                type(time) is int and 0 <= time < 221_845_392_000_000
+            )  # of the years 1970 to 9000
+            need(key, good, "a snapshot has no time")
+            check_properties(key, each.get("properties"))
             listed.add(identifier)
         branches: dict[str, Any] = {}
         tags: dict[str, str] = {}
         for name, ref in found["refs"].items():
             need(key, isinstance(ref, dict), "a reference is no object")
             kind, bare, deleted = ref.get("type"), ref.get("name"), ref.get("deleted", False)
-            need(key, kind in {"branch", "tag"} and name == f"{kind}.{bare}", f"{name!r} is wrong")
-            need(key, is_ref_name(str(bare)), f"{bare!r} is no name")
+            texts = isinstance(kind, str) and isinstance(bare, str)
+            good = texts and kind in {"branch", "tag"} and name == f"{kind}.{bare}"
+            need(key, good, f"{name!r} is wrong")
+            need(key, is_ref_name(bare), f"{bare!r} is no name")
             need(key, type(deleted) is bool and (kind == "tag" or not deleted), "deleted is wrong")
             need(key, is_id(ref.get("snapshot-id")), f"{name!r} points nowhere")
             if not deleted:
@@ -477,8 +565,10 @@ class Repository:
         if any(row["effect"] != "note" for row in rows):
             raise UnsupportedError(log, "an operation of the ledger is no note")
         need(log, rows and rows[0]["operation"] == "ledger", "does not begin as a ledger")
-        facts = parsed(log, rows[0]["snapshot"] or "")
+        facts = parsed(log, rows[0]["snapshot"] or "", once=True)
+        need(log, isinstance(facts, dict), "its facts are no object")
         need(log, facts.get("id") == entry["log"], "it is another log")
+        time_of(log, facts.get("written_at"))
         need(log, facts.get("repository") == self.identity, "is of another repository")
         found: dict[str, Any] = {"retired": {}, "rewritten": {}, "census": None, "verified": []}
         for row in rows[1:]:
@@ -575,7 +665,12 @@ class Repository:
         need(key, inside, "a node's id is not below next_node_id")
         extensions = parsed(key, file.texts.get("icechunk.extensions", "{}"))
         need(key, isinstance(extensions, dict), "extensions are no object")
+        for number, patch in extensions.items():
+            good = isinstance(patch, dict) and isinstance(patch.get("set"), dict)
+            need(key, good and isinstance(patch.get("unset"), list), "a patch is none")
+            need(key, re.fullmatch("[0-9]+", number), "a patch is of no node")
         entries = [(row, entry) for row in rows for entry in row["inventories"] or ()]
+        need(key, all(entry is not None for _, entry in entries), "an inventory entry is null")
         counts = self.counts(file, facts, [entry["inventory_file"] for _, entry in entries])
         for (_, entry), count in zip(entries, counts, strict=True):
             entry["row_count"] = count
@@ -585,8 +680,6 @@ class Repository:
             check_node(key, row, arrays)
             node = {"id": row["id"]}
             patch = extensions.get(str(row["id"]), {"set": {}, "unset": []})
-            good = isinstance(patch, dict) and isinstance(patch.get("set"), dict)
-            need(key, good and isinstance(patch.get("unset"), list), "a patch is none")
             document = self.document(key, row, patch)
             node["document"] = json.dumps(document, sort_keys=True)
             if row["type"] == "array":
@@ -602,7 +695,8 @@ class Repository:
         need(key, packed.get("count") == len(manifests), "another number of manifests")
         need(key, packed.get("entries") == len(names), "another number of inventory entries")
         unpack(key, packed.get("stored_bytes"), len(names))
-        unpack(key, packed.get("size_bytes"), len(manifests))
+        sizes = unpack(key, packed.get("size_bytes"), len(manifests))
+        self.sizes = dict(zip(manifests, sizes, strict=True))
         return unpack(key, packed.get("row_counts"), len(names))
 
     def document(self, key: str, row: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
@@ -666,6 +760,10 @@ class Repository:
                 found[index] = chunk
         return [found[index] for index in sorted(found)]
 
+    def check_rest(self, key: str, holds: object, fact: str) -> None:
+        """Check what shows in more than was asked for; a reader may pass over it: *Who checks what*."""
+        need(key, holds, fact)
+
     def entry_chunks(
         self, key: str, node: int, entry: dict[str, Any], rank: int
     ) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -680,9 +778,22 @@ class Repository:
         flags = entry["flags"] or 0
         need(key, not flags & DENSE or count == volume, "a dense entry has holes")
         file = self.open(name)
-        wide = file.texts.get("icechunk.width") == "wide"
-        need(key, wide == bool(flags & WIDE), f"the flags do not go with the width of {name}")
-        rows = file.rows(*manifest_types(wide=wide))
+        self.check_rest(
+            name, are_markers(file.texts.get("icechunk.missing-markers", "{}")), "no markers"
+        )
+        self.check_rest(name, len(file.data) == self.sizes[name[2:-8]], "has another size")
+        width = file.texts.get("icechunk.width")
+        need(name, width in {"narrow", "wide"}, "has no width")
+        wide = width == "wide"
+        self.check_rest(key, wide == bool(flags & WIDE), f"flags do not go with {name}")
+        rows = file.rows(*manifest_types(wide=wide), STATISTICS)
+        order = [(each["array_id"], each["coord"]) for each in rows]
+        self.check_rest(name, all(a < b for a, b in pairwise(order)), "rows do not rise")
+        schema = file.file.schema_arrow.names
+        need(name, ("etag" in schema) == ("last_modified" in schema), "has half of a check")
+        for flag, columns in FORM.items():
+            there = any(each in schema for each in columns)
+            self.check_rest(key, there == bool(flags & flag), f"flags do not go with {name}")
         mine = rows[entry["row"] : entry["row"] + count]
         own = len(mine) == count and all(each["array_id"] == node for each in mine)
         need(name, own, f"has not {count} rows of the array {node} at {entry['row']}")
@@ -766,7 +877,7 @@ class Repository:
         return found
 
     def check_log_facts(self, key: str, first: dict[str, Any], facts: dict[str, Any]) -> None:
-        found = parsed(key, first["snapshot"] or "")
+        found = parsed(key, first["snapshot"] or "", once=True)
         metadata, history = facts["metadata"], facts["short_term_history"]
         wanted = {
             "id": metadata["id"],
@@ -903,6 +1014,23 @@ def entry_key(branch: str, number: int) -> str:
     return f"refs/branch.{branch}/{sequence_name(number)}.json"
 
 
+def are_markers(text: str) -> bool:
+    """Whether a text says of arrays what counts as missing."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and all(re.fullmatch("[0-9]+", each) for each in found)
+
+
+def check_properties(key: str, properties: object) -> None:
+    """Look at what a state file says of a commit."""
+    need(key, isinstance(properties, dict | None), "properties are no object")
+    found: Any = properties or {}
+    need(key, isinstance(found.get("message"), str | None), "a message is no text")
+    need(key, isinstance(found.get("metadata"), dict | None), "metadata is no object")
+
+
 def is_ref_name(name: str) -> bool:
     plain = not re.search(r"[/\\\x00-\x1f\x7f]", name) and name == name.strip()
     return plain and 1 <= len(name.encode()) <= 200
@@ -923,7 +1051,7 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     """Read and check the facts in a structure file's footer: R20, R21."""
     key = file.key
     need(key, "icechunk.snapshot" in file.texts, "has no facts")
-    facts = parsed(key, file.texts["icechunk.snapshot"])
+    facts = parsed(key, file.texts["icechunk.snapshot"], once=True)
     need(key, isinstance(facts, dict), "facts are no object")
     for name, kind in {
         "metadata": dict,
@@ -931,6 +1059,7 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
         "started_at": str,
         "properties": dict,
         "short_term_history": list,
+        "short_term_parents": int,
         "total_parents": int,
         "next_node_id": int,
         "manifest_files": dict,
@@ -944,14 +1073,23 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     own = facts["metadata"]
     need(key, own["id"] == key[2:-8], "holds the facts of another snapshot")
     need(key, is_id(facts["repository"]), "repository is no id")
-    need(key, own["id"] not in {each["id"] for each in history}, "is its own ancestor")
-    whole = is_whole(facts["total_parents"]) and is_whole(facts["next_node_id"])
-    need(key, whole, "a number is none")
+    ids = {own["id"], *(each["id"] for each in history)}
+    need(key, len(ids) == len(history) + 1, "an id comes twice in its history")
+    for name in ("total_parents", "next_node_id", "short_term_parents"):
+        need(key, is_natural(facts[name]), f"{name!r} is no number")
+    need(key, facts["next_node_id"] >= 1, "ids of nodes begin at 1")
+    need(key, facts["short_term_parents"] == len(history), "the history has another length")
+    for name in ("branch", "author"):
+        need(key, isinstance(facts.get(name), str | None), f"{name!r} is no text")
+    good = facts.get("sequence") is None or is_natural(facts["sequence"])
+    need(key, good, "the sequence is no number")
+    need(key, type(facts.get("synced", True)) is bool, "synced is neither true nor false")
     need(key, len(history) == min(16, facts["total_parents"]), "the history has a wrong length")
     times = [time_of(key, each["written_at"]) for each in (own, *history)]
     falling = all(a > b for a, b in pairwise(times))
     need(key, falling, "a snapshot is not later than its parent")
     need(key, time_of(key, facts["started_at"]) <= times[0], "began after it was written")
+    need(key, isinstance(facts.get("made_from", []), list), "made_from is no list")
     for each in facts.get("made_from", ()):
         good = isinstance(each, dict) and isinstance(each.get("kind"), str)
         need(key, good and is_id(each.get("snapshot")), "made_from is wrong")
@@ -976,6 +1114,12 @@ def check_node(key: str, row: dict[str, Any], arrays: set[str]) -> None:
     else:
         for name in ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs"):
             need(key, array[name] is not None, f"{path!r} has no {name}")
+        grid = array["chunk_grid"]["configuration"]["chunk_shape"]
+        edges = all(type(each) is int and each > 0 for each in grid)
+        need(key, edges and None not in array["shape"], f"{path!r} has no grid")
+        keys = array["chunk_key_encoding"]
+        known = keys["name"] in {"default", "v2"} and keys["configuration"]["separator"] in {*"./"}
+        need(key, known, f"{path!r} has keys of chunks that Zarr does not know")
     both = row["inline_attrs"] is not None and row["attrs_reference"] is not None
     need(key, not both, f"{path!r} has attributes in two places")
 

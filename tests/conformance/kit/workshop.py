@@ -14,7 +14,6 @@ import struct
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -28,6 +27,7 @@ from icechunk_arrow.engine import commit, context
 from icechunk_arrow.engine.config import RepositoryConfig
 from icechunk_arrow.formats import envelope
 from icechunk_arrow.formats.layout import FileKind
+from icechunk_arrow.storage import clock
 from tests.places import UNSYNCED
 
 if TYPE_CHECKING:
@@ -105,15 +105,15 @@ class Seal:
         return self.body + entries + fixed + self.digest(entries + fixed + end) + end
 
 
-class _Clock(datetime):
+class _Clock(clock.Clock):
     """A clock that goes on by a minute whenever somebody looks."""
 
-    moment = _BEGIN
+    def __init__(self) -> None:
+        self.moment = _BEGIN
 
-    @classmethod
-    def now(cls, tz: Any = None) -> Any:
-        cls.moment += timedelta(seconds=60, microseconds=7)
-        return cls.moment
+    def now(self) -> datetime:
+        self.moment += timedelta(seconds=60, microseconds=7)
+        return self.moment
 
 
 @dataclass(kw_only=True)
@@ -129,11 +129,8 @@ class Case:
         """Make a case whose ids and times depend on its name alone."""
         case = cls(folder=folder, random=random.Random(name))
         with ExitStack() as stack:
-            stack.enter_context(
-                patch.object(context, "os", SimpleNamespace(urandom=case.random.randbytes))
-            )
-            stack.enter_context(patch.object(context, "datetime", _Clock))
-            stack.enter_context(patch.object(_Clock, "moment", _BEGIN))
+            stack.enter_context(patch.object(context, "random_bytes", case.random.randbytes))
+            stack.enter_context(patch.object(clock, "in_use", _Clock()))
             stack.enter_context(patch.object(commit, "_CLOCK_DIFFERENCE", timedelta.max))
             stack.enter_context(patch.object(os, "fsync", lambda _: None))  # it only takes time
             folder.mkdir(parents=True)

@@ -1,0 +1,401 @@
+"""What a footer says of column chunks, looked at before pyarrow does.
+
+pyarrow checks sizes and encryption of a column chunk in a place from which no error comes back: where they make no
+sense it ends the process. So nobody asks it for a column before that one was looked at here: quickly where the footer
+has the form that writers give it, else member by member.
+
+Knows Parquet's footer (Thrift's compact protocol); knows nothing of our files.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from icechunk_arrow.core.lazy import lazy
+from icechunk_arrow.formats.page_walk import UnsoundParquetError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow.parquet as pq
+
+__all__ = ["ColumnGuard"]
+
+_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+_NUMBER = rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
+_NATURAL = rb"(?:[%b]|[%b][\x80-\xff]{0,8}+[\x00-\x7f])" % tuple(
+    b"".join(rb"\x%02x" % n for n in range(start, start + 128, 2)) for start in (0, 128)
+)
+"""A number that is not below zero: its sign is the last bit of its first byte."""
+
+
+def _list_of(kind: int, item: bytes, most: int) -> bytes:
+    """Match a short list, behind the kind of its member."""
+    some = (rb"\x%02x(?:%b){%d}" % (16 * n + kind, item, n) for n in range(most + 1))
+    return rb"(?:" + b"|".join(some) + rb")"
+
+
+_GROUPS = re.compile(rb"\x16" + _NUMBER + rb"\x19")
+_BEGIN = re.compile(  # file_offset, meta_data: type, encodings, path_in_schema
+    rb"\x26" + _NATURAL + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
+    + rb"\x19([\x18\x28\x38\x48\x58\x68\x78\x88])", re.DOTALL
+)  # fmt: skip
+_MIDDLE = re.compile(  # codec, num_values, two sizes, data_page_offset, dictionary_page_offset; begin of statistics
+    rb"\x15[\x00\x02\x04\x06\x08\x0a\x0c\x0e]" + (rb"\x16" + _NATURAL) * 3 + rb"\x26" + _NATURAL
+    + rb"(\x26" + _NATURAL + rb")?((?(1)\x1c|\x3c))?", re.DOTALL
+)  # fmt: skip
+_NUMBER_OF_STATISTICS = re.compile(_NUMBER)
+_LEVELS = _list_of(_I64, _NUMBER, 8)
+_SIZES = (
+    rb"(\x16" + _NUMBER + rb")?"
+    rb"((?(3)\x19|\x29)(" + _LEVELS + rb"))?((?(4)\x19|(?(3)\x29|\x39))(" + _LEVELS + rb"))?\x00"
+)
+_ENDS = [
+    re.compile(  # encoding_stats, size_statistics; places of the page index
+        rb"(\x%02x" % encodings + _list_of(_STRUCT, (rb"[\x15]" + _NUMBER) * 3 + rb"\x00", 5) + rb")?"
+        rb"((?(1)\x3c|\x%02x)" % sizes + _SIZES + rb")?\x00"
+        rb"(?:\x16" + _NUMBER + rb"\x15" + _NUMBER + rb")?"
+        rb"(?:[\x16\x36]" + _NUMBER + rb"\x15" + _NUMBER + rb")?\x00", re.DOTALL
+    )
+    for encodings, sizes in ((0x49, 0x7C), (0x29, 0x5C), (0x19, 0x4C))
+]  # fmt: skip
+"""After data_page_offset, dictionary_page_offset, and statistics."""
+_GROUP_END = re.compile(
+    rb"\x16" + _NATURAL + rb"\x16" + _NATURAL
+    + rb"(?:\x26" + _NATURAL + rb"(?:\x16" + _NATURAL + rb")?(?:[\x14\x24]" + _NUMBER + rb")?)?\x00",
+    re.DOTALL,
+)  # fmt: skip
+
+_MOST_DEPTH = 16
+_PLAIN: Mapping[int, Any] = {}
+_SIZE_LISTS = {2: (_I64, _PLAIN), 3: (_I64, _PLAIN)}
+_OF_COLUMN = {2: (_I32, _PLAIN), 3: (_BINARY, _PLAIN), 13: (_STRUCT, _PLAIN), 16: _SIZE_LISTS}
+_OF_GROUP = {1: (_STRUCT, {3: _OF_COLUMN}), 4: (_STRUCT, _PLAIN)}
+_OF_FOOTER = {2: (_STRUCT, _PLAIN), 4: (_STRUCT, _OF_GROUP)}
+"""By number the members that count: structures, and lists with the kind of their items, which pyarrow never asks for."""
+_ENCRYPTED = {8, 9}
+_CODECS = range(8)
+
+
+class _Levels(NamedTuple):
+    """What the schema says of a column."""
+
+    lists: int
+    nulls: int
+    is_binary: bool
+
+
+class _Sizes(NamedTuple):
+    """What a footer's sizes of a column have: numbers of levels, and whether there is one of texts."""
+
+    lists: int
+    nulls: int
+    texts: bool
+
+
+_NO_SIZES = _Sizes(0, 0, texts=False)
+
+
+class _Schema(NamedTuple):
+    """What a footer says of all row groups."""
+
+    levels: tuple[_Levels, ...]
+    names: tuple[str, ...]
+    begin: int
+    """Where the members behind it begin."""
+
+
+_known: dict[bytes, _Schema] = {}
+"""By what a footer begins with, up to its number of rows: the same in nearly all files of a kind."""
+_MOST_KNOWN = 32
+
+
+class _UnusualError(Exception):
+    """A footer is not in the form that writers give it."""
+
+
+class ColumnGuard:
+    """A footer, whose row groups are looked at one after the other, as far as somebody wants them."""
+
+    def __init__(self, footer: bytes, metadata: pq.FileMetaData) -> None:
+        self._footer = footer
+        self._metadata = metadata
+        self._next = 0
+        """Where the first row group begins that was not looked at."""
+        self._seen: list[list[_Sizes]] = []
+        self._checked: set[int] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return len(self._footer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column that each leaf belongs to.
+
+        Raises
+        ------
+        UnsoundParquetError
+            A column comes twice, or its name is no text.
+        """
+        return self._schema.names
+
+    @lazy
+    def _schema(self) -> _Schema:
+        begin = next(filter(self._footer.startswith, [*_known]), None)
+        known = None if begin is None else _known.get(begin)
+        if known is not None:
+            return known
+        end = _Walk(self._footer).behind_schema()
+        schema = _schema_of(self._metadata, end)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[self._footer[:end]] = schema
+        return schema
+
+    def check(self, group: int) -> None:
+        """Look at the columns of a row group.
+
+        Raises
+        ------
+        UnsoundParquetError
+            pyarrow would end the process over them.
+        """
+        if group in self._checked:
+            return
+        try:
+            while len(self._seen) <= group:
+                self._look()
+        except (_UnusualError, IndexError):
+            self._seen = _Walk(self._footer).row_groups()
+        columns = self._seen[group] if group < len(self._seen) else []
+        if len(columns) != len(self._schema.levels):
+            raise UnsoundParquetError(f"row group {group} has {len(columns)} columns")
+        for found, levels in zip(columns, self._schema.levels, strict=True):
+            if (
+                found.lists not in {0, levels.lists + 1}
+                or found.nulls not in {0, levels.nulls + 1}
+                or found.texts > levels.is_binary
+            ):
+                raise UnsoundParquetError("the sizes of a column do not go with its type")
+        self._checked.add(group)
+
+    def _look(self) -> None:
+        """Look at the next row group, in the form that writers give it."""
+        footer = self._footer
+        if not self._next:
+            self._begin()
+        if footer[self._next] != 0x19:
+            raise _UnusualError
+        head = footer[self._next + 1]
+        at = self._next + 2
+        count = head >> 4
+        if count == 15:
+            count, at = footer[at], at + 1
+        if head & 15 != _STRUCT or count > 127:
+            raise _UnusualError
+        columns = []
+        for _ in range(count):
+            at, sizes = _usual_column(footer, at)
+            columns.append(sizes)
+        end = _GROUP_END.match(footer, at)
+        if end is None:
+            raise _UnusualError
+        self._next = end.end()
+        self._seen.append(columns)
+
+    def _begin(self) -> None:
+        """Find the first row group, behind the schema."""
+        rows = _GROUPS.match(self._footer, self._schema.begin)
+        if rows is None or self._footer[rows.end()] & 15 != _STRUCT:
+            raise _UnusualError
+        at = rows.end()
+        if self._footer[at] >> 4 == 15:
+            while self._footer[at + 1] & 128:
+                at += 1
+            at += 1
+        self._next = at + 1
+
+
+def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
+    columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    try:
+        paths = [each.path for each in columns]
+        top = metadata.schema.to_arrow_schema().names
+    except (UnicodeDecodeError, pa.ArrowException) as error:
+        raise UnsoundParquetError(f"its columns are none: {error}") from error
+    if len({*top}) < len(top) or len({*paths}) < len(paths):
+        raise UnsoundParquetError("a column comes twice")
+    levels = (
+        _Levels(
+            each.max_repetition_level,
+            each.max_definition_level,
+            each.physical_type == "BYTE_ARRAY",
+        )
+        for each in columns
+    )
+    return _Schema(tuple(levels), tuple([path.partition(".")[0] for path in paths]), begin)
+
+
+def _usual_column(footer: bytes, at: int) -> tuple[int, _Sizes]:
+    """Look at a column in the form that writers give it; tell where it ends."""
+    begin = _BEGIN.match(footer, at)
+    if begin is None:
+        raise _UnusualError
+    at = begin.end()
+    for _ in range(footer[at - 1] >> 4):
+        at = _behind_text(footer, at)
+    middle = _MIDDLE.match(footer, at)
+    if middle is None:
+        raise _UnusualError
+    at = middle.end()
+    last = 1 if middle[1] else 0
+    if middle[2]:
+        at, last = _behind_statistics(footer, at), 2
+    end = _ENDS[last].match(footer, at)
+    if end is None:
+        raise _UnusualError
+    if not end[2]:
+        return end.end(), _NO_SIZES
+    lists, nulls = end[5], end[7]
+    sizes = _Sizes(
+        lists[0] >> 4 if lists else 0, nulls[0] >> 4 if nulls else 0, texts=end[3] is not None
+    )
+    return end.end(), sizes
+
+
+def _behind_text(footer: bytes, at: int) -> int:
+    length = footer[at]
+    if length > 127:
+        raise _UnusualError
+    return at + 1 + length
+
+
+def _behind_statistics(footer: bytes, at: int) -> int:
+    """Pass over texts, numbers and flags."""
+    while footer[at]:
+        head = footer[at]
+        kind = head & 15
+        if head < 16 or kind not in {1, 2, _I32, _I64, _BINARY}:
+            raise _UnusualError
+        at += 1
+        if kind == _BINARY:
+            at = _behind_text(footer, at)
+        elif kind > 2:
+            number = _NUMBER_OF_STATISTICS.match(footer, at)
+            if number is None:
+                raise _UnusualError
+            at = number.end()
+    return at + 1
+
+
+class _Walk:
+    """Reads a footer member by member, as Thrift's compact protocol has it."""
+
+    def __init__(self, footer: bytes) -> None:
+        self._footer = footer
+        self._at = 0
+
+    def behind_schema(self) -> int:
+        """Tell where the members behind the schema begin."""
+        for number, _, behind in self._members(_OF_FOOTER, 0):
+            if number == 2:
+                return behind
+        raise UnsoundParquetError("a footer has no schema")
+
+    def row_groups(self) -> list[list[_Sizes]]:
+        """Give what each column of each row group says."""
+        for number, groups, _ in self._members(_OF_FOOTER, 0):
+            if number == 4 and isinstance(groups, list):
+                return [[_sizes_of(each) for each in group.get(1) or ()] for group in groups]
+        return []
+
+    def _members(self, shape: Mapping[int, Any], depth: int) -> Any:
+        """Give numbers and values of a structure's members, and where the next one begins."""
+        if depth > _MOST_DEPTH:
+            raise UnsoundParquetError("a footer has too many structures in one another")
+        number, seen = 0, set()
+        while head := self._byte():
+            if head >> 4:
+                number += head >> 4
+            else:
+                zigzag = self._varint()
+                number = zigzag >> 1 ^ -(zigzag & 1)
+            if number in seen:  # nobody knows which one holds
+                raise UnsoundParquetError("a member of a footer comes twice")
+            seen.add(number)
+            yield number, self._value(head & 15, shape.get(number), depth), self._at
+
+    def _struct(self, shape: Any, depth: int) -> dict[int, Any]:
+        members = shape if isinstance(shape, dict) else _PLAIN
+        return {number: value for number, value, _ in self._members(members, depth + 1)}
+
+    def _value(self, kind: int, shape: Any, depth: int) -> Any:
+        if kind in {1, 2}:
+            return None
+        if kind in {4, _I32, _I64}:
+            zigzag = self._varint()
+            return zigzag >> 1 ^ -(zigzag & 1)
+        if kind == _STRUCT:
+            return self._struct(shape, depth)
+        if kind == _LIST:
+            return self._list(shape, depth + 1)
+        length = self._varint() if kind == _BINARY else {3: 1, 7: 8}.get(kind, len(self._footer))
+        self._at += length
+        return None
+
+    def _list(self, shape: Any, depth: int) -> Any:
+        if depth > _MOST_DEPTH:
+            raise UnsoundParquetError("a footer has too many lists in one another")
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        if count == 15:
+            count = self._varint()
+        if count > len(self._footer) - self._at:
+            raise UnsoundParquetError("a list is longer than what is there")
+        wanted, inner = shape if isinstance(shape, tuple) else (kind, _PLAIN)
+        if kind != wanted:
+            raise UnsoundParquetError("a list of a footer is of another kind than it should be")
+        if kind == _STRUCT and inner:
+            return [self._struct(inner, depth) for _ in range(count)]
+        for _ in range(count):
+            if kind in {1, 2}:
+                self._byte()
+            else:
+                self._value(kind, inner, depth)
+        return count
+
+    def _byte(self) -> int:
+        if self._at >= len(self._footer):
+            raise UnsoundParquetError("a footer ends too soon")
+        self._at += 1
+        return self._footer[self._at - 1]
+
+    def _varint(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+            shift += 7
+            if shift > 63:
+                raise UnsoundParquetError("a number has more than 64 bits")
+
+
+def _sizes_of(chunk: dict[int, Any]) -> _Sizes:
+    column = chunk.get(3)
+    if not isinstance(column, dict) or not _ENCRYPTED.isdisjoint(chunk):
+        raise UnsoundParquetError("a column is encrypted, or not described")
+    if any(type(each) is int and each < 0 for each in column.values()):
+        raise UnsoundParquetError("a column has numbers below zero")
+    if column.get(4) not in _CODECS:
+        raise UnsoundParquetError("a column is compressed in a way that nobody knows")
+    sizes = column.get(16)
+    if not isinstance(sizes, dict):
+        return _NO_SIZES
+    return _Sizes(sizes.get(2) or 0, sizes.get(3) or 0, texts=1 in sizes)
