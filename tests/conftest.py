@@ -17,6 +17,7 @@ from tests.servers import ServerUnavailableError, s3_server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.promises import Tell
     from tests.servers import S3Server
 
 settings.register_profile("shared", deadline=None)  # other work on the machine is no failure
@@ -71,11 +72,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Callable[[int, object], None]:
+def tell(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Tell:
     """Give what a storm calls with its seed and its figures, which are shown at the end of the run."""
 
     def told(seed: int, figures: object) -> None:
-        record_property("storm", f"seed {seed}: {figures}")
+        record_property("storm", f"{request.node.nodeid}, seed {seed}: {figures}")
 
     return told
 

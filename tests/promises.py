@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-__all__ = ["required"]
+__all__ = ["Tell", "required"]
+
+Tell = Callable[[int, object], None]
+"""What a storm calls with its seed and its figures: the fixture ``tell``."""
 
 
 def required(what: str) -> bool:

@@ -302,6 +302,7 @@ class _Walk:
 
     def behind_schema(self) -> int:
         """Tell where the members behind the schema begin."""
+        behind: int
         for number, _, behind in self._members(_OF_FOOTER, 0):
             if number == 2:
                 return behind

@@ -17,14 +17,15 @@ from tests.promises import required
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.promises import Tell
+
 pytestmark = pytest.mark.alone  # a place has old files of its own here
 SEED = 14
 
 
-def _storm(folder: Path, kind: str, count: int, planted: str = "") -> None:
-    print(f"kind {kind}, seed {SEED}")
+def _storm(folder: Path, kind: str, count: int, planted: str = "") -> object:
     try:
-        print(run(folder / "place", kind, SEED, count, planted))
+        return run(folder / "place", kind, SEED, count, planted)
     except NoMountsError as error:
         if required("root"):
             raise
@@ -49,22 +50,20 @@ def test_a_history_on_a_bad_volume(tmp_path: Path, kind: str) -> None:
     "kind",
     [pytest.param(kind, marks=pytest.mark.root if kind in MOUNTED else ()) for kind in KINDS],
 )
-def test_a_long_history_in_a_bad_place(tmp_path: Path, kind: str) -> None:
+def test_a_long_history_in_a_bad_place(tmp_path: Path, kind: str, tell: Tell) -> None:
     """The same for longer."""
-    _storm(tmp_path, kind, 25)
+    tell(SEED, _storm(tmp_path, kind, 25))
 
 
-def test_any_call_of_an_operation_may_go_wrong() -> None:
+def test_any_call_of_an_operation_may_go_wrong(tell: Tell) -> None:
     """Whichever call it is, once or for good: done or not, never half, nothing left over, and again it is done."""
-    print(f"seed {SEED}")
-    print(bad_calls.storm(SEED, 15))
+    tell(SEED, bad_calls.storm(SEED, 15))
 
 
 @pytest.mark.storm
-def test_many_calls_of_operations_may_go_wrong() -> None:
+def test_many_calls_of_operations_may_go_wrong(tell: Tell) -> None:
     """The same with more of all the runs that there are."""
-    print(f"seed {SEED + 1}")
-    print(bad_calls.storm(SEED + 1, 150))
+    tell(SEED + 1, bad_calls.storm(SEED + 1, 150))
 
 
 FOUND_BY = {

@@ -98,7 +98,6 @@ def check_history(repo: Repository, branch: str = "main") -> list[SnapshotInfo]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_history_under_clocks_that_jump(tmp_path: Path, seed: int, catalog: str) -> None:
     """Between commits and in the midst of them a machine's clock is set by years, ahead and back."""
-    print(f"seed {seed}")
     rng = Random(f"{seed} clocks")
     own = Machine(rng.choice(MOMENTS))
     with machines(own):

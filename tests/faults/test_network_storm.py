@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from tests.promises import Tell
     from tests.servers import S3Server
 
 pytestmark = [pytest.mark.storm, pytest.mark.s3]
@@ -34,10 +35,10 @@ SEED = 3
 
 
 @pytest.mark.parametrize("catalog", ["branches", "state"])
-def test_a_storm_is_weathered(tmp_path: Path, s3: S3Server, catalog: str) -> None:
+def test_a_storm_is_weathered(tmp_path: Path, s3: S3Server, catalog: str, tell: Tell) -> None:
     """Through every client: an answer that is right or an error of ours, and histories that are the model's."""
     found = storm(tmp_path, SEED, 20, catalog=catalog, server=s3)
-    print(f"seed {SEED}: {found}")
+    tell(SEED, found)
     assert found.snapshots > 5
     assert len(found.looks) == 8
     assert len(found.spoilt) >= 15

@@ -132,7 +132,7 @@ class Sheet:
 
 # -- values of Arrow, by their type
 
-_BYTES = (
+_BYTES: tuple[bytes, ...] = (
     b"",
     b"\0",
     b"\x01",
@@ -212,10 +212,8 @@ def change_value(sheet: Sheet, draw: Random) -> str:
     values, each = sheet.columns[column], sheet.fields[column]
     old = values[row]
     others = [value for value in values if value != old]
-    if others and draw.random() < 0.3:
-        new = draw.choice(others)
-    else:
-        new = another(each.type, old, draw, sheet.names)
+    from_others = others and draw.random() < 0.3
+    new = draw.choice(others) if from_others else another(each.type, old, draw, sheet.names)
     if new == old:
         raise UnfitError
     values[row] = new
@@ -234,7 +232,7 @@ def change_json(sheet: Sheet, draw: Random) -> str:
     texts = [place for place, (name, _) in enumerate(sheet.texts) if name in _JSON_TEXTS]
     if not cells and not texts:
         raise UnfitError
-    chosen = draw.choice([*cells, *texts * (2 if cells else 1)])
+    chosen: Any = draw.choice([*cells, *texts * (2 if cells else 1)])
     old = sheet.texts[chosen][1] if isinstance(chosen, int) else sheet.columns[chosen[0]][chosen[1]]
     try:
         tree = trees.parse(old)
@@ -361,7 +359,14 @@ def change_type(sheet: Sheet, draw: Random) -> str:
 
 
 _INTEGERS = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int32(), pa.int64())
-_OTHERS = (pa.string(), pa.binary(), pa.float64(), pa.bool_(), *_INTEGERS, pa.date32())
+_OTHERS: tuple[Any, ...] = (
+    pa.string(),
+    pa.binary(),
+    pa.float64(),
+    pa.bool_(),
+    *_INTEGERS,
+    pa.date32(),
+)
 _OTHERS = (*_OTHERS, pa.decimal128(20, 0), pa.binary(4), pa.large_string(), pa.timestamp("ms"))
 
 

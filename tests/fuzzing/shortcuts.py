@@ -43,7 +43,7 @@ class Shortcuts:
             all_of_them = ";\n".join(statements(*given, **more)).split(";\n")
             return iter(_needed(all_of_them, views))
 
-        statements = attaching.schema_statements
+        statements = vars(attaching)["schema_statements"]
         with ExitStack() as stack:
             for module, name in _DECODERS:
                 stack.enter_context(patch.object(module, name, self._once(getattr(module, name))))

@@ -145,7 +145,21 @@ def _value(kind: int, value: Any) -> bytes:
     return head + b"".join(_value(value.kind, each) for each in value.values)
 
 
-INTERESTING = (0, 1, -1, 2, 3, 7, 15, 127, 128, 1 << 16, 1 << 20, (1 << 24) + 1, (1 << 31) - 1)
+INTERESTING: tuple[int, ...] = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    15,
+    127,
+    128,
+    1 << 16,
+    1 << 20,
+    (1 << 24) + 1,
+    (1 << 31) - 1,
+)
 INTERESTING = (*INTERESTING, 1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, -(1 << 63), 10**9)
 _SIZES = [Member(1, I64, 7), Member(2, LIST, Items(I64, [1, 1])), Member(3, LIST, Items(I64, [3]))]
 _EXTRAS = (

@@ -68,7 +68,7 @@ def _set(owner: Any, place: int, value: Any) -> None:
     owner[place] = (owner[place][0], value) if isinstance(owner, Members) else value
 
 
-NUMBERS = (
+NUMBERS: tuple[int, ...] = (
     0,
     1,
     -1,
@@ -84,9 +84,12 @@ NUMBERS = (
     1 << 32,
     1 << 53,
     (1 << 63) - 1,
+    1 << 63,
+    1 << 64,
+    -(1 << 63),
+    10**30,
 )
-NUMBERS = (*NUMBERS, 1 << 63, 1 << 64, -(1 << 63), 10**30)
-OTHERS = (
+OTHERS: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, "", "x", "0", [], [None], [[]]),
     *map(
         Raw, ("{}", "NaN", "Infinity", "-Infinity", "-0", "-0.0", "1e999", "1.0", "01", "{", "nul")

@@ -12,6 +12,7 @@ from tests.replay.running import by_processes, in_turns
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.promises import Tell
     from tests.servers import S3Server
 
 CATALOGS = ["branches", "state"]
@@ -60,9 +61,10 @@ def test_every_defect_is_planted() -> None:
 
 @pytest.mark.storm
 @pytest.mark.parametrize("catalog", CATALOGS)
-def test_processes_for_a_while(tmp_path: Path, catalog: str) -> None:
+def test_processes_for_a_while(tmp_path: Path, catalog: str, tell: Tell) -> None:
     """Three processes and a helper, for a while; `make soak` goes on with other seeds."""
     found = by_processes(tmp_path, 2, catalog=catalog, seconds=20)
+    tell(2, found)
     assert found.snapshots > 20
 
 

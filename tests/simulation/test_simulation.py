@@ -16,7 +16,7 @@ from tests.simulation.running import run, shrunk, simulated, storm
 from tests.simulation.schedule import Schedule, drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.promises import Tell
 
 SEED = 20_261_120
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
@@ -47,10 +47,10 @@ ENOUGH = 150
 
 
 @pytest.mark.parametrize("catalog", ["branches", "state"])
-def test_no_invariant_is_broken(catalog: str, tell: Callable[[int, object], None]) -> None:
+def test_no_invariant_is_broken(catalog: str, tell: Tell) -> None:
     """Acknowledged commits are there, nothing is half visible, readers stand still, identities are consistent."""
     figures = storm(SEED, 30, catalog=catalog)
-    tell(SEED, f"{catalog}: {figures}")
+    tell(SEED, figures)
     assert [(each.schedule.seed, str(each.failure)) for each in figures.failures] == []
     assert figures.commits > 60
     assert len(figures.faults) > 5
