@@ -1,8 +1,8 @@
 """What a footer says of column chunks, looked at before pyarrow does.
 
 pyarrow checks sizes and encryption of a column chunk in a place from which no error comes back: where they make no
-sense it ends the process. So nobody asks it for a column before that one was looked at here: quickly where the footer
-has the form that writers give it, else member by member.
+sense it ends the process. So nobody asks it for a column before that one was looked at here: quickly where the
+footer has the form that writers give it, else member by member.
 
 Knows Parquet's footer (Thrift's compact protocol); knows nothing of our files.
 """
@@ -75,7 +75,7 @@ _SIZE_LISTS = {2: (_I64, _PLAIN), 3: (_I64, _PLAIN)}
 _OF_COLUMN = {2: (_I32, _PLAIN), 3: (_BINARY, _PLAIN), 13: (_STRUCT, _PLAIN), 16: _SIZE_LISTS}
 _OF_GROUP = {1: (_STRUCT, {3: _OF_COLUMN}), 4: (_STRUCT, _PLAIN)}
 _OF_FOOTER = {2: (_STRUCT, _PLAIN), 4: (_STRUCT, _OF_GROUP)}
-"""By number the members that count: structures, and lists with the kind of their items, which pyarrow never asks for."""
+"""By number the members that count: structures, and lists with the kind of their items (pyarrow never asks for it)."""
 _ENCRYPTED = {8, 9}
 _CODECS = range(8)
 

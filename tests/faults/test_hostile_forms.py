@@ -1,4 +1,4 @@
-"""Files in another form or with other rows than any writer of ours makes: read by name, or refused by the file's name.
+"""Files in another form or with other rows than a writer here makes: read by name, or refused by the file's name.
 
 Each was found by ``tests.fuzzing``; the shortest file that shows it stands here.
 """
@@ -158,7 +158,7 @@ def of_the_other(columns: Columns) -> Columns:
 def test_a_commit_does_not_make_damage_sound(
     victim: Victim, alter: Callable[[Columns], Columns]
 ) -> None:
-    """Rows that are written again are compared with the snapshot: else a chunk would be gone, and nobody could tell."""
+    """Rows that are written again are compared with the snapshot: else a chunk would be gone without a word."""
     with_manifest(victim, alter)
 
     with pytest.raises(CorruptFileError, match=victim.manifest):

@@ -1,8 +1,8 @@
 """Whether what came of a damaged file is right.
 
 An answer must be the one from before, or an error of ours that names the file. Another one is legitimate only where
-the file now legitimately says so. Who decides that is the second reader, which was made from schemas/README.md alone
-and shares no code with this package: it must take the repository too, and find exactly the same.
+the file now legitimately says so. Who decides that is the second reader, which was made from schemas/README.md
+alone and shares no code with this package: it must take the repository too, and find exactly the same.
 
 What the second reader does not show is compared with what it does: arrays of Zarr, tables and views follow from
 documents, chunks and facts, and a commit changes what it was told to change and nothing else.
@@ -65,11 +65,12 @@ def shortcuts_of(name: str) -> Shortcuts:
 
 
 _STATISTICS = {"statistics", "footer", "members"}
-"""What may alter statistics of a manifest. No rule is about them, and every reader of Parquet believes them (*Reading*,
-step 5): a look-up may then miss a chunk that is listed, and DuckDB give nulls where they count nothing else."""
+"""What may alter statistics of a manifest. No rule is about them, and every reader of Parquet believes them
+(*Reading*, step 5): a look-up may then miss a chunk that is listed, and DuckDB give nulls where they count nothing
+else."""
 _OF_PARQUET = {"footer", "members", "pages", "page headers", "compression", "counts"}
-"""Damage to what Parquet itself keeps, of which no rule says how much of it a reader has to bear: it may refuse what
-another reader makes sense of, and so may DuckDB."""
+"""Damage to what Parquet itself keeps, of which no rule says how much of it a reader has to bear: it may refuse
+what another reader makes sense of, and so may DuckDB."""
 _OF_BIGINT = (
     "out of range for the destination type INT64",
     "not in range: 0 to 9223372036854775807",
@@ -127,8 +128,8 @@ def judge(
 
 
 _PASSED_ON = re.compile(r"s/[0-9A-HJKMNP-TV-Z]{20}\.parquet")
-"""A commit leaves nodes that it does not touch as they stand, unread: so the new structure file too says what cannot be
-read, or names an attributes file that cannot, and is named as the old one was."""
+"""A commit leaves nodes that it does not touch as they stand, unread: so the new structure file too says what
+cannot be read, or names an attributes file that cannot, and is named as the old one was."""
 
 
 def _is_doubted(said: Said) -> bool:
@@ -194,8 +195,8 @@ def _shows_what_stands_there(
     """Whether tables and views alone are others, and may be: they show rows as they stand in a sealed file.
 
     An engine takes what it is given for rows (*Reading*), so views of chunks have the rows of a manifest whose rows
-    are others, also where these break a rule. What the text of attributes is (R17, R32) shows where a document is put
-    together, and is shown as it stands by tables of nodes.
+    are others, also where these break a rule. What the text of attributes is (R17, R32) shows where a document is
+    put together, and is shown as it stands by tables of nodes.
     """
     if kind == "manifest":
         return others == ["duckdb"] and any(

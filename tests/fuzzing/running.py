@@ -74,8 +74,8 @@ class Run:
     def totals(self) -> dict[str, int]:
         """How often each outcome was."""
         found: Counter[str] = Counter()
-        for (_, _, outcome), count in self.counts.items():
-            found[outcome] += count
+        for (_, _, outcome), number in self.counts.items():
+            found[outcome] += number
         return {outcome: found[outcome] for outcome in OUTCOMES}
 
     def table(self) -> str:

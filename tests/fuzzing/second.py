@@ -30,9 +30,9 @@ __all__ = ["Said", "read_by_the_second"]
 class _Second(second_reader.Repository):
     """The second reader, where it looks at more than this package does on the way to a chunk.
 
-    That a log repeats a snapshot's facts shows in two files (R102), of which this package reads the other. Rows of a
-    manifest are numbered, and nobody who looks for chunks decodes the numbers. Whether a tag is withdrawn
-    tells the mark that is there (R43), whatever is in it. Sound files are opened once.
+    That a log repeats a snapshot's facts shows in two files (R102), of which this package reads the other. Rows of
+    a manifest are numbered, and nobody who looks for chunks decodes the numbers. The mark that is there says that a
+    tag is withdrawn (R43), whatever is in it. Sound files are opened once.
     """
 
     def check_rest(self, key: str, holds: object, fact: str) -> None:
