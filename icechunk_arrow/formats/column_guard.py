@@ -9,7 +9,9 @@ Knows Parquet's footer (Thrift's compact protocol); knows nothing of our files.
 
 from __future__ import annotations
 
+import itertools
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -38,36 +40,59 @@ def _list_of(kind: int, item: bytes, most: int) -> bytes:
     return rb"(?:" + b"|".join(some) + rb")"
 
 
-_GROUPS = re.compile(rb"\x16" + _NUMBER + rb"\x19")
-_BEGIN = re.compile(  # file_offset, meta_data: type, encodings, path_in_schema
-    rb"\x26" + _NATURAL + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
-    + rb"\x19([\x18\x28\x38\x48\x58\x68\x78\x88])", re.DOTALL
-)  # fmt: skip
-_MIDDLE = re.compile(  # codec, num_values, two sizes, data_page_offset, dictionary_page_offset; begin of statistics
-    rb"\x15[\x00\x02\x04\x06\x08\x0a\x0c\x0e]" + (rb"\x16" + _NATURAL) * 3 + rb"\x26" + _NATURAL
-    + rb"(\x26" + _NATURAL + rb")?((?(1)\x1c|\x3c))?", re.DOTALL
-)  # fmt: skip
-_NUMBER_OF_STATISTICS = re.compile(_NUMBER)
 _LEVELS = _list_of(_I64, _NUMBER, 8)
 _SIZES = (
     rb"(\x16" + _NUMBER + rb")?"
     rb"((?(3)\x19|\x29)(" + _LEVELS + rb"))?((?(4)\x19|(?(3)\x29|\x39))(" + _LEVELS + rb"))?\x00"
 )
-_ENDS = [
-    re.compile(  # encoding_stats, size_statistics; places of the page index
-        rb"(\x%02x" % encodings + _list_of(_STRUCT, (rb"[\x15]" + _NUMBER) * 3 + rb"\x00", 5) + rb")?"
-        rb"((?(1)\x3c|\x%02x)" % sizes + _SIZES + rb")?\x00"
-        rb"(?:\x16" + _NUMBER + rb"\x15" + _NUMBER + rb")?"
-        rb"(?:[\x16\x36]" + _NUMBER + rb"\x15" + _NUMBER + rb")?\x00", re.DOTALL
-    )
-    for encodings, sizes in ((0x49, 0x7C), (0x29, 0x5C), (0x19, 0x4C))
-]  # fmt: skip
-"""After data_page_offset, dictionary_page_offset, and statistics."""
-_GROUP_END = re.compile(
-    rb"\x16" + _NATURAL + rb"\x16" + _NATURAL
-    + rb"(?:\x26" + _NATURAL + rb"(?:\x16" + _NATURAL + rb")?(?:[\x14\x24]" + _NUMBER + rb")?)?\x00",
-    re.DOTALL,
-)  # fmt: skip
+
+
+class _Forms(NamedTuple):
+    """The form that writers give to the parts of a footer."""
+
+    number: re.Pattern[bytes]
+    groups: re.Pattern[bytes]
+    begin: re.Pattern[bytes]
+    """Of a column: file_offset; meta_data with type, encodings, path_in_schema."""
+    middle: re.Pattern[bytes]
+    """Its codec, num_values, two sizes, data_page_offset, dictionary_page_offset, and where statistics begin."""
+    ends: tuple[re.Pattern[bytes], ...]
+    """Its encoding_stats and size_statistics, and the places of the page index: after data_page_offset,
+    dictionary_page_offset, and statistics."""
+    group_end: re.Pattern[bytes]
+
+
+@cache
+def _forms() -> _Forms:
+    """Make the patterns, which takes milliseconds, when a file is read first."""
+    ends = (
+        re.compile(
+            rb"(\x%02x" % encodings + _list_of(_STRUCT, (rb"[\x15]" + _NUMBER) * 3 + rb"\x00", 5) + rb")?"
+            rb"((?(1)\x3c|\x%02x)" % sizes + _SIZES + rb")?\x00"
+            rb"(?:\x16" + _NUMBER + rb"\x15" + _NUMBER + rb")?"
+            rb"(?:[\x16\x36]" + _NUMBER + rb"\x15" + _NUMBER + rb")?\x00", re.DOTALL
+        )
+        for encodings, sizes in ((0x49, 0x7C), (0x29, 0x5C), (0x19, 0x4C))
+    )  # fmt: skip
+    return _Forms(
+        number=re.compile(_NUMBER),
+        groups=re.compile(rb"\x16" + _NUMBER + rb"\x19"),
+        begin=re.compile(
+            rb"\x26" + _NATURAL + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
+            + rb"\x19([\x18\x28\x38\x48\x58\x68\x78\x88])", re.DOTALL
+        ),
+        middle=re.compile(
+            rb"\x15[\x00\x02\x04\x06\x08\x0a\x0c\x0e]" + (rb"\x16" + _NATURAL) * 3 + rb"\x26" + _NATURAL
+            + rb"(\x26" + _NATURAL + rb")?((?(1)\x1c|\x3c))?", re.DOTALL
+        ),
+        ends=tuple(ends),
+        group_end=re.compile(
+            rb"\x16" + _NATURAL + rb"\x16" + _NATURAL
+            + rb"(?:\x26" + _NATURAL + rb"(?:\x16" + _NATURAL + rb")?(?:[\x14\x24]" + _NUMBER + rb")?)?\x00",
+            re.DOTALL,
+        ),
+    )  # fmt: skip
+
 
 _MOST_DEPTH = 16
 _PLAIN: Mapping[int, Any] = {}
@@ -75,7 +100,7 @@ _SIZE_LISTS = {2: (_I64, _PLAIN), 3: (_I64, _PLAIN)}
 _OF_COLUMN = {2: (_I32, _PLAIN), 3: (_BINARY, _PLAIN), 13: (_STRUCT, _PLAIN), 16: _SIZE_LISTS}
 _OF_GROUP = {1: (_STRUCT, {3: _OF_COLUMN}), 4: (_STRUCT, _PLAIN)}
 _OF_FOOTER = {2: (_STRUCT, _PLAIN), 4: (_STRUCT, _OF_GROUP)}
-"""By number the members that count: structures, and lists with the kind of their items (pyarrow never asks for it)."""
+"""By number the members that count: structures, and lists with the kind of their items (pyarrow never asks)."""
 _ENCRYPTED = {8, 9}
 _CODECS = range(8)
 
@@ -111,6 +136,9 @@ class _Schema(NamedTuple):
 _known: dict[bytes, _Schema] = {}
 """By what a footer begins with, up to its number of rows: the same in nearly all files of a kind."""
 _MOST_KNOWN = 32
+_looks = itertools.count()
+_FIRST_WALKED = 8
+"""A process that reads a few files walks through them, as making the patterns takes longer."""
 
 
 class _UnusualError(Exception):
@@ -167,11 +195,8 @@ class ColumnGuard:
         """
         if group in self._checked:
             return
-        try:
-            while len(self._seen) <= group:
-                self._look()
-        except (_UnusualError, IndexError):
-            self._seen = _Walk(self._footer).row_groups()
+        if len(self._seen) <= group:
+            self._look_up_to(group)
         columns = self._seen[group] if group < len(self._seen) else []
         if len(columns) != len(self._schema.levels):
             raise UnsoundParquetError(f"row group {group} has {len(columns)} columns")
@@ -183,6 +208,17 @@ class ColumnGuard:
             ):
                 raise UnsoundParquetError("the sizes of a column do not go with its type")
         self._checked.add(group)
+
+    def _look_up_to(self, group: int) -> None:
+        if next(_looks) >= _FIRST_WALKED:
+            try:
+                while len(self._seen) <= group:
+                    self._look()
+            except (_UnusualError, IndexError):
+                pass
+            else:
+                return
+        self._seen = _Walk(self._footer).row_groups()
 
     def _look(self) -> None:
         """Look at the next row group, in the form that writers give it."""
@@ -202,7 +238,7 @@ class ColumnGuard:
         for _ in range(count):
             at, sizes = _usual_column(footer, at)
             columns.append(sizes)
-        end = _GROUP_END.match(footer, at)
+        end = _forms().group_end.match(footer, at)
         if end is None:
             raise _UnusualError
         self._next = end.end()
@@ -210,7 +246,7 @@ class ColumnGuard:
 
     def _begin(self) -> None:
         """Find the first row group, behind the schema."""
-        rows = _GROUPS.match(self._footer, self._schema.begin)
+        rows = _forms().groups.match(self._footer, self._schema.begin)
         if rows is None or self._footer[rows.end()] & 15 != _STRUCT:
             raise _UnusualError
         at = rows.end()
@@ -243,20 +279,20 @@ def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
 
 def _usual_column(footer: bytes, at: int) -> tuple[int, _Sizes]:
     """Look at a column in the form that writers give it; tell where it ends."""
-    begin = _BEGIN.match(footer, at)
+    begin = _forms().begin.match(footer, at)
     if begin is None:
         raise _UnusualError
     at = begin.end()
     for _ in range(footer[at - 1] >> 4):
         at = _behind_text(footer, at)
-    middle = _MIDDLE.match(footer, at)
+    middle = _forms().middle.match(footer, at)
     if middle is None:
         raise _UnusualError
     at = middle.end()
     last = 1 if middle[1] else 0
     if middle[2]:
         at, last = _behind_statistics(footer, at), 2
-    end = _ENDS[last].match(footer, at)
+    end = _forms().ends[last].match(footer, at)
     if end is None:
         raise _UnusualError
     if not end[2]:
@@ -286,7 +322,7 @@ def _behind_statistics(footer: bytes, at: int) -> int:
         if kind == _BINARY:
             at = _behind_text(footer, at)
         elif kind > 2:
-            number = _NUMBER_OF_STATISTICS.match(footer, at)
+            number = _forms().number.match(footer, at)
             if number is None:
                 raise _UnusualError
             at = number.end()
