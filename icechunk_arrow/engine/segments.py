@@ -345,7 +345,10 @@ def coordinates_within(table: pa.Table, entry: InventoryEntry) -> npt.NDArray[np
     """Decode the coordinates of an entry's rows, which its extent must contain."""
     key = key_of(FileKind.MANIFEST, entry.manifest)
     points = _decoded(one_array(table["coord"]), len(entry.extent), key)
-    _refuse(key, all_within=bool(inside(entry.extent, points).all()), rise=_rise(points))
+    if not inside(entry.extent, points).all():
+        raise _outside(key)
+    if not _rise(points):
+        raise _unsorted(key)
     return points
 
 
@@ -356,23 +359,18 @@ def _decoded(column: pa.Array, rank: int, key: str) -> npt.NDArray[np.uint64]:
         raise wrong_file(key, str(error)) from None
 
 
-def _refuse(key: str, *, all_within: bool, rise: bool) -> None:
-    if not all_within:
-        raise wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
-    if not rise:
-        raise _unsorted(key)
+def _outside(key: str) -> CorruptFileError:
+    return wrong_file(key, "a chunk lies outside of the extent that its snapshot says")
 
 
 def _unsorted(key: str) -> CorruptFileError:
     return wrong_file(key, "its rows are not sorted, or it names a chunk twice")
 
 
-def _rise(points: npt.NDArray[np.uint64], owners: npt.NDArray[np.int64] | None = None) -> bool:
-    """Whether each point stands behind the one before, in C order, or is the first of another owner."""
+def _rise(points: npt.NDArray[np.uint64]) -> bool:
+    """Whether each point stands behind the one before, in C order."""
     behind = np.zeros(max(len(points) - 1, 0), np.bool_)
     same = ~behind
-    if owners is not None:
-        behind |= owners[1:] != owners[:-1]
     for column in points.T:
         behind |= same & (column[1:] > column[:-1])
         same &= column[1:] == column[:-1]
@@ -414,31 +412,32 @@ def check_live(table: pa.Table, name: str, base: Snapshot) -> pa.Table:
         and np.array_equal(counts, entries.row_counts)
     ):
         raise wrong_file(key, "its rows are not those of the arrays that it names")
-    owners = np.repeat(np.arange(len(entries)), entries.row_counts.astype(np.int64))
+    counts = counts.astype(np.int64)
     column = one_array(table["coord"])
     for rank in distinct(entries.ranks).tolist():
         some = np.flatnonzero(entries.ranks == rank)
         if len(some) == len(entries):
-            _check_points(key, column, entries, owners)
+            _check_within(key, column, entries, counts)
         else:
-            where = np.flatnonzero(entries.ranks[owners] == rank)
+            where = np.flatnonzero(np.repeat(entries.ranks, counts) == rank)
             part = column.take(indices(where))
-            _check_points(key, part, entries.chosen(some), np.searchsorted(some, owners[where]))
+            _check_within(key, part, entries.chosen(some), counts[some])
     return table
 
 
-def _check_points(
-    key: str, column: pa.Array, entries: Inventory, owners: npt.NDArray[np.int64]
+def _check_within(
+    key: str, column: pa.Array, entries: Inventory, counts: npt.NDArray[np.int64]
 ) -> None:
-    """Check the coordinates of rows, each of the entry that is its owner's, as :func:`coordinates_within` does."""
-    rank = int(entries.ranks[0]) if len(entries) else 0
+    """Check that so many rows lie within each entry's extent; that they rise was seen when they were decoded."""
+    rank = int(entries.ranks[0])
     points = _decoded(column, rank, key)
     pairs = entries.pairs.reshape(len(entries), rank, 2)
-    within = np.ones(len(points), np.bool_)
     for axis in range(rank):
-        start, stop = pairs[owners, axis].T
-        within &= (points[:, axis] >= start) & (points[:, axis] < stop)
-    _refuse(key, all_within=bool(within.all()), rise=_rise(points, owners))
+        start, stop = pairs[:, axis, 0], pairs[:, axis, 1]
+        if len(entries) > 1:
+            start, stop = np.repeat(start, counts), np.repeat(stop, counts)
+        if (points[:, axis] < start).any() or (points[:, axis] >= stop).any():
+            raise _outside(key)
 
 
 def entry_tables(
