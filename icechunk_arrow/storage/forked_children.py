@@ -8,13 +8,19 @@ Connections stay with the parent. fsspec's file systems close theirs when they a
 In a child that reaches into the parent: both share the list of sockets that the system watches, and encrypted
 connections would be told that they end. The parent then waits for answers that never come. So what a child
 inherits of these is neither closed nor freed there.
+
+Modules of this package are imported when they are needed. One that another thread is just importing would be half a
+module in a child, under a lock that nobody lifts: a process forks when that is over.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
+import sys
 import weakref
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,8 +65,18 @@ def _renew() -> None:
             thing.renew_after_fork()
 
 
+def _finish_imports() -> None:
+    """Wait for what other threads are importing; what this thread is importing itself is passed over."""
+    ours = __name__.partition(".")[0] + "."
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None) if name.startswith(ours) else None
+        if getattr(spec, "_initializing", False):
+            with suppress(Exception):  # the thread that imports it is told
+                importlib.import_module(name)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=_finish_imports, after_in_child=_renew)
 
 
 @cache

@@ -559,3 +559,49 @@ def test_an_error_of_ours_is_what_a_child_meets(tmp_path: Path) -> None:
             session.commit("no", allow_empty=True)
 
     in_child(child)
+
+
+FORKS_IN_AN_IMPORT = """
+import importlib.util, os, signal, sys, threading, time
+from icechunk_arrow import Repository
+
+NAME = "icechunk_arrow.engine.compaction"
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def slowly(module):
+            begun.set()
+            time.sleep(0.5)
+            execute(module)
+        spec.loader.exec_module = slowly
+        return spec
+
+begun = threading.Event()
+sys.meta_path.insert(0, Slow())
+assert NAME not in sys.modules
+threading.Thread(target=lambda: importlib.import_module(NAME)).start()
+begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    from icechunk_arrow.engine.compaction import compact_chunks
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_forks_when_imports_are_over() -> None:
+    """A module that another thread is importing is whole in a child: else the child would wait for ever."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS_IN_AN_IMPORT],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
