@@ -9,8 +9,8 @@ In a child that reaches into the parent: both share the list of sockets that the
 connections would be told that they end. The parent then waits for answers that never come. So what a child
 inherits of these is neither closed nor freed there.
 
-Modules of this package are imported when they are needed. One that another thread is just importing would be half a
-module in a child, under a lock that nobody lifts: a process forks when that is over.
+Modules are imported when they are needed, here and in numpy. One that another thread is just importing would be
+half a module in a child, under a lock that nobody lifts: a process forks when that is over.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def _renew() -> None:
 
 def _finish_imports() -> None:
     """Wait for what other threads are importing; what this thread is importing itself is passed over."""
-    ours = __name__.partition(".")[0] + "."
     for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None) if name.startswith(ours) else None
-        if getattr(spec, "_initializing", False):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
             with suppress(Exception):  # the thread that imports it is told
                 importlib.import_module(name)
 
