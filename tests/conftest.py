@@ -13,6 +13,7 @@ from icechunk_arrow.engine import opening
 from tests.bystanders import SEEN, UNSEEN, Bystanders, local_root
 from tests.promises import required
 from tests.servers import ServerUnavailableError, s3_server
+from tests.spark_session import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 settings.register_profile("shared", deadline=None)  # other work on the machine is no failure
 settings.load_profile("shared")
 
-# Java's second compiler takes two fifths of a short test's processor time, and gives nothing back.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
 SPARK_FOLDERS = {"delta", "ingest", "spark"}
 """All their tests share a session; in other folders those do whose files are named after Spark."""

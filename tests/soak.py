@@ -25,7 +25,7 @@ from tests.fuzzing.samples import KINDS
 from tests.processes import running as processes
 from tests.replay.running import by_processes, in_turns
 from tests.simulation import storms as simulation
-from tests.spark_session import spark_session
+from tests.spark_session import JAVA_OPTIONS, spark_session
 from tests.storage.fake_s3 import fake_s3
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def main() -> int:
         "--minutes", type=float, default=0, help="go on with other seeds until so long has passed"
     )
     given = parser.parse_args()
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
     began = time.monotonic()
     chosen = [name for name in STORMS if given.only in name]
     if not chosen:
