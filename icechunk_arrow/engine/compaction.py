@@ -248,7 +248,7 @@ def _pieces(context: Context, copy: _Copy, start: int, stop: int) -> Iterator[by
     tails = np.r_[heads[1:], len(offset)] - 1
     for head, tail in zip(heads.tolist(), tails.tolist(), strict=True):
         key, low, high = chunk_key(files[head].as_py()), int(offset[head]), int(ends[tail])
-        data = context.storage.get_range(key, low, high - low)
+        data = context.files.read_range(key, low, high - low)
         if len(data) != high - low:
             raise CorruptFileError(
                 f"{key} is cut: chunks should stand in it up to byte {high}. Nothing was changed; restore "

@@ -50,6 +50,8 @@ TAIL_BYTES = 1 << 16
 SLOW_TAIL_BYTES = 1 << 18
 """The same where requests are slow: all of a manifest of 65,536 chunks, for a fifth of a request's wait."""
 _HELD_BYTES = 64 << 10
+_MOST_BYTES = (1 << 63) - 1
+"""No file has more."""
 _AT_ONCE = 32
 """So many footers are asked for at a time where requests are slow."""
 SCAN_BYTES = 1 << 22
@@ -100,6 +102,8 @@ class Files:
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Read a range of a chunk file, fewer bytes where it ends; of nothing without a request."""
+        if start + length > _MOST_BYTES:
+            return b""
         try:
             return self._windows.read(key, start, length) if length else b""
         except ObjectNotFoundError as error:

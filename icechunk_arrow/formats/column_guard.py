@@ -78,7 +78,7 @@ def _forms() -> _Forms:
         number=re.compile(_NUMBER),
         groups=re.compile(rb"\x16" + _NUMBER + rb"\x19"),
         begin=re.compile(
-            rb"\x26" + _NATURAL + rb"\x1c\x15" + _NUMBER + rb"\x19" + _list_of(_I32, _NUMBER, 5)
+            rb"\x26" + _NATURAL + rb"\x1c\x15([\x00-\x7f])\x19" + _list_of(_I32, _NUMBER, 5)
             + rb"\x19([\x18\x28\x38\x48\x58\x68\x78\x88])", re.DOTALL
         ),
         middle=re.compile(
@@ -110,18 +110,22 @@ class _Levels(NamedTuple):
 
     lists: int
     nulls: int
-    is_binary: bool
+    kind: str
 
 
-class _Sizes(NamedTuple):
-    """What a footer's sizes of a column have: numbers of levels, and whether there is one of texts."""
+class _Column(NamedTuple):
+    """What a footer says of a column chunk: its type, how many levels its sizes count, and whether texts."""
 
-    lists: int
-    nulls: int
-    texts: bool
+    kind: int
+    lists: int = 0
+    nulls: int = 0
+    texts: bool = False
 
 
-_NO_SIZES = _Sizes(0, 0, texts=False)
+_KINDS = (
+    *("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE"),
+    *("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"),
+)
 
 
 class _Schema(NamedTuple):
@@ -153,7 +157,7 @@ class ColumnGuard:
         self._metadata = metadata
         self._next = 0
         """Where the first row group begins that was not looked at."""
-        self._seen: list[list[_Sizes]] = []
+        self._seen: list[list[_Column]] = []
         self._checked: set[int] = set()
 
     @property
@@ -202,11 +206,12 @@ class ColumnGuard:
             raise UnsoundParquetError(f"row group {group} has {len(columns)} columns")
         for found, levels in zip(columns, self._schema.levels, strict=True):
             if (
-                found.lists not in {0, levels.lists + 1}
+                _KINDS[found.kind : found.kind + 1] != (levels.kind,)
+                or found.lists not in {0, levels.lists + 1}
                 or found.nulls not in {0, levels.nulls + 1}
-                or found.texts > levels.is_binary
+                or (found.texts and levels.kind != "BYTE_ARRAY")
             ):
-                raise UnsoundParquetError("the sizes of a column do not go with its type")
+                raise UnsoundParquetError("what is said of a column does not go with its type")
         self._checked.add(group)
 
     def _look_up_to(self, group: int) -> None:
@@ -236,8 +241,8 @@ class ColumnGuard:
             raise _UnusualError
         columns = []
         for _ in range(count):
-            at, sizes = _usual_column(footer, at)
-            columns.append(sizes)
+            at, column = _usual_column(footer, at)
+            columns.append(column)
         end = _forms().group_end.match(footer, at)
         if end is None:
             raise _UnusualError
@@ -270,14 +275,14 @@ def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
         _Levels(
             each.max_repetition_level,
             each.max_definition_level,
-            each.physical_type == "BYTE_ARRAY",
+            each.physical_type,
         )
         for each in columns
     )
     return _Schema(tuple(levels), tuple([path.partition(".")[0] for path in paths]), begin)
 
 
-def _usual_column(footer: bytes, at: int) -> tuple[int, _Sizes]:
+def _usual_column(footer: bytes, at: int) -> tuple[int, _Column]:
     """Look at a column in the form that writers give it; tell where it ends."""
     begin = _forms().begin.match(footer, at)
     if begin is None:
@@ -295,13 +300,14 @@ def _usual_column(footer: bytes, at: int) -> tuple[int, _Sizes]:
     end = _forms().ends[last].match(footer, at)
     if end is None:
         raise _UnusualError
+    kind = begin[1][0] >> 1 if begin[1][0] & 1 == 0 else -1
     if not end[2]:
-        return end.end(), _NO_SIZES
+        return end.end(), _Column(kind)
     lists, nulls = end[5], end[7]
-    sizes = _Sizes(
-        lists[0] >> 4 if lists else 0, nulls[0] >> 4 if nulls else 0, texts=end[3] is not None
+    column = _Column(
+        kind, lists[0] >> 4 if lists else 0, nulls[0] >> 4 if nulls else 0, texts=end[3] is not None
     )
-    return end.end(), sizes
+    return end.end(), column
 
 
 def _behind_text(footer: bytes, at: int) -> int:
@@ -344,11 +350,11 @@ class _Walk:
                 return behind
         raise UnsoundParquetError("a footer has no schema")
 
-    def row_groups(self) -> list[list[_Sizes]]:
+    def row_groups(self) -> list[list[_Column]]:
         """Give what each column of each row group says."""
         for number, groups, _ in self._members(_OF_FOOTER, 0):
             if number == 4 and isinstance(groups, list):
-                return [[_sizes_of(each) for each in group.get(1) or ()] for group in groups]
+                return [[_column_of(each) for each in group.get(1) or ()] for group in groups]
         return []
 
     def _members(self, shape: Mapping[int, Any], depth: int) -> Any:
@@ -424,7 +430,7 @@ class _Walk:
                 raise UnsoundParquetError("a number has more than 64 bits")
 
 
-def _sizes_of(chunk: dict[int, Any]) -> _Sizes:
+def _column_of(chunk: dict[int, Any]) -> _Column:
     column = chunk.get(3)
     if not isinstance(column, dict) or not _ENCRYPTED.isdisjoint(chunk):
         raise UnsoundParquetError("a column is encrypted, or not described")
@@ -432,7 +438,10 @@ def _sizes_of(chunk: dict[int, Any]) -> _Sizes:
         raise UnsoundParquetError("a column has numbers below zero")
     if column.get(4) not in _CODECS:
         raise UnsoundParquetError("a column is compressed in a way that nobody knows")
+    kind = column.get(1)
+    if type(kind) is not int:
+        raise UnsoundParquetError("a column is of no type")
     sizes = column.get(16)
     if not isinstance(sizes, dict):
-        return _NO_SIZES
-    return _Sizes(sizes.get(2) or 0, sizes.get(3) or 0, texts=1 in sizes)
+        return _Column(kind)
+    return _Column(kind, sizes.get(2) or 0, sizes.get(3) or 0, texts=1 in sizes)

@@ -261,7 +261,9 @@ def _pack(values: npt.NDArray[np.uint64]) -> str:
 
 
 def _unpack(text: str, count: int) -> npt.NDArray[np.uint64]:
-    data = pa.decompress(base64.b64decode(text), 8 * count, codec="zstd", asbytes=True)
+    data = pa.decompress(
+        base64.b64decode(text, validate=True), 8 * count, codec="zstd", asbytes=True
+    )
     return np.frombuffer(data, "<u8").astype(np.uint64)
 
 

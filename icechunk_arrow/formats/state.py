@@ -24,7 +24,7 @@ from icechunk_arrow.core.json_values import (
 from icechunk_arrow.core.snapshot import SnapshotInfo
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES, Budget
-from icechunk_arrow.formats.layout import MAIN, check_ref_name, file_name
+from icechunk_arrow.formats.layout import MAIN, STATE_KEY, check_ref_name, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +37,7 @@ _METADATA = "metadata"
 _CHECKSUM = "crc32c"
 _NO_DIGITS = b"00000000"
 _LAST_MEMBER = re.compile(rb'"crc32c"[ \t\r\n]*:[ \t\r\n]*"([0-9a-f]{8})"[ \t\r\n]*\}[ \t\r\n]*\Z')
+_LAST_GENERATION = (1 << 63) - 1
 _REQUIRED = ("id", "generation", "snapshots", "refs")
 
 _ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
@@ -133,6 +134,12 @@ class State(Struct, frozen=True, kw_only=True):
 
     def next(self, write_id: str, **changes: Any) -> State:
         """Give the state of the next generation."""
+        if self.generation >= _LAST_GENERATION:
+            raise CorruptFileError(
+                f"the state file is of generation {self.generation}, and no generation comes after that: it is "
+                f"damaged. Restore it from a copy.",
+                key=STATE_KEY,
+            )
         return replace(self, generation=self.generation + 1, write_id=write_id, **changes)
 
 

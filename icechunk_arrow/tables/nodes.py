@@ -261,7 +261,8 @@ def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
     names, places = some.field("attrs_file").to_pylist(), some.field("row").to_pylist()
     ids = snapshot.rows.ids[far].tolist()
     for row, name, place, node_id in zip(far.tolist(), names, places, ids, strict=True):
-        reference = AttributesRef(identifier=file_id(name), row=place)
+        with sound_array(snapshot.paths[row], snapshot.id):
+            reference = AttributesRef(identifier=file_id(name), row=place)
         texts[row] = files.read_attributes(reference, node_id).decode()
     return from_values(texts, pa.string())
 

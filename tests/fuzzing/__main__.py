@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzzing.rules import REQUIRED, refused_of_the_kit
+from tests.fuzzing.rules import REQUIRED, refused_at_hand, refused_of_the_kit
 from tests.fuzzing.running import run
 from tests.fuzzing.samples import KINDS
 
@@ -22,11 +22,13 @@ def main() -> int:
     began = time.monotonic()
     found = run(given.seed, given.count, kind=given.kind, workers=given.workers)
     print(found.table())
-    of_kit = refused_of_the_kit()
-    print(f"\n{'rule':6} {'of these files':>14} {'of the kit':>12}   refused")
+    of_kit, at_hand = refused_of_the_kit(), refused_at_hand()
+    print(f"\n{'rule':6} {'of these files':>14} {'of the kit':>12} {'at hand':>9}   refused")
     for rule in sorted({*REQUIRED, *found.rules}, key=lambda each: int(each[1:])):
-        print(f"{rule:6} {found.rules[rule]:14} {len(of_kit.get(rule, ())):12}")
-    missed = [rule for rule in REQUIRED if not (of_kit[rule] or found.rules[rule])]
+        numbers = f"{found.rules[rule]:14} {len(of_kit.get(rule, ())):12}"
+        print(f"{rule:6} {numbers} {int(bool(at_hand.get(rule))):9}")
+    hit = {rule for rule, cases in of_kit.items() if cases} | {*filter(at_hand.get, at_hand)}
+    missed = [rule for rule in REQUIRED if rule not in hit | {*found.rules}]
     print(f"rules that were not hit: {', '.join(missed) or 'none'}")
     print(f"\nseed {given.seed}: {found.cases} files in {time.monotonic() - began:.0f} s")
     print(found.told())

@@ -10,6 +10,6 @@ __all__ = ["corpus"]
 
 
 def corpus() -> list[Case]:
-    """Read ``corpus.jsonl``: a sample, a kind, a key, and mutations with their seeds in each line."""
+    """Read ``corpus.jsonl``: a sample, a kind, which file of it, and mutations with their seeds in each line."""
     lines = (Path(__file__).with_suffix(".jsonl")).read_text().splitlines()
     return [Case.of_line(line) for line in lines if line]

@@ -79,6 +79,8 @@ def views_of(kind: str) -> tuple[str, ...]:
 
 
 _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{19}[0G]")
+_NO_MEMORY = re.compile("alloc of size|bad_alloc|out of memory|MemoryError", re.IGNORECASE)
+"""What errors say that came of asking for too much, and were taken for damage."""
 NEW_GROUP, NEW_BYTES = "/fuzzed", b"\x07"
 
 
@@ -288,7 +290,7 @@ class EngineError(Exception):
 def _asked(con: Any, name: str) -> pa.Table:
     try:
         return con.sql(f"FROM r.{name}").to_arrow_table()
-    except (duckdb.InternalException, duckdb.FatalException):
+    except (duckdb.InternalException, duckdb.FatalException, duckdb.OutOfMemoryException):
         connection.cache_clear()  # from this one it does not recover
         raise
     except duckdb.Error as error:  # an engine passes on texts alone
@@ -311,10 +313,11 @@ def _shown(name: str, rows: pa.Table) -> list[Any]:
         ]
     if name != "operations":
         return plain_rows(rows)
+    known = [row for row in plain_rows(rows) if row["operation"] in transaction.EFFECTS]
+    known.sort(key=lambda row: (row["snapshot"], row["ordinal"]))  # others may stand between them
     return [
-        operation_of(row) | {name: row[name] for name in ("ordinal", "snapshot")}
-        for row in plain_rows(rows)
-        if row["operation"] in transaction.EFFECTS
+        operation_of(row) | {"place": place, "snapshot": row["snapshot"]}
+        for place, row in enumerate(known)
     ]
 
 
@@ -385,6 +388,8 @@ def look(name: str, url: str, kind: str) -> Answer:
 
 def _refusal(error: BaseException) -> Answer:
     text = f"{type(error).__name__}: {error}"
+    if _NO_MEMORY.search(text):
+        return Answer(crash=f"there is no memory for it: {text}")
     if _names_a_file(text) or isinstance(error, NotAuthorizedError):  # which tells the location
         return Answer(refusal=text)
     return Answer(crash=f"an error that names no file: {text}")

@@ -67,7 +67,7 @@ class Run:
         if result.outcome == FAILED:
             self.failures.append(result)
         if result.outcome == REFUSED:
-            rule = rule_of(result.case)
+            rule = rule_of(result.case, result.done)
             if rule is not None:
                 self.rules[rule] += 1
 

@@ -119,13 +119,7 @@ class Sheet:
         for alter in self.after:
             try:
                 data = alter(Seal.of(data)).put_together()
-            except (
-                IndexError,
-                AssertionError,
-                StopIteration,
-                struct.error,
-                OverflowError,
-            ) as error:
+            except (IndexError, AssertionError, StopIteration, struct.error, ValueError) as error:
                 raise UnfitError(str(error)) from error  # it is too damaged to be damaged more
         return data
 

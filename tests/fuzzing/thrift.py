@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BINARY",
+    "I64",
     "INTERESTING",
+    "LIST",
     "NUMBERS",
+    "STRUCT",
     "Items",
     "Member",
     "alter",

@@ -525,9 +525,7 @@ class Repository:
             same = each.get("structure-file") == f"{identifier}.parquet"
             need(key, same, "a structure file has another name")
             time = each.get("timestamp-ms")
-            good = (
-                type(time) is int and 0 <= time < 221_845_392_000_000
-            )  # of the years 1970 to 9000
+            good = type(time) is int and -62_135_596_800_000 <= time < 253_402_300_800_000
             need(key, good, "a snapshot has no time")
             check_properties(key, each.get("properties"))
             listed.add(identifier)
@@ -649,7 +647,8 @@ class Repository:
         need(key, ids == [parent, *before][:16], "its history is not its parent's")
         grows = facts["total_parents"] == of_parent["total_parents"] + 1
         need(key, grows, "total_parents is not one more than the parent's")
-        need(key, facts["next_node_id"] >= of_parent["next_node_id"], "next_node_id falls")
+        rises = facts["next_node_id"] >= of_parent["next_node_id"]
+        self.check_rest(key, rises, "next_node_id falls")
 
     def nodes(self, identifier: str, facts: dict[str, Any]) -> dict[str, Any]:
         file = self.open(f"s/{identifier}.parquet")
@@ -840,11 +839,11 @@ class Repository:
         """Check the sums of a chunk's blocks, which stand behind it."""
         blocks = range(0, len(data), 65_536)
         stored = self.must_get(key)[behind : behind + 4 * len(blocks)]
-        need(key, crc32c(stored) == crc, "the sums of blocks are altered")
+        self.check_rest(key, crc32c(stored) == crc, "the sums of blocks are altered")
         good = stored == b"".join(
             crc32c(data[start : start + 65_536]).to_bytes(4, "little") for start in blocks
         )
-        need(key, good, "the sums of blocks are others")
+        self.check_rest(key, good, "the sums of blocks are others")
 
     # -- logs
 
@@ -902,6 +901,11 @@ class Repository:
             found["coord"] = [*indexes(key, found["coord"], rank)]
         if "manifest" in found:
             id_of_file(key, found["manifest"])
+        if "extent" in NEEDED.get(row["operation"], ()):
+            good = all(
+                pair is not None and len(pair) == 2 and None not in pair for pair in row["extent"]
+            )
+            need(key, good, "an extent is none")
         if "last_modified" in found:
             found["last_modified"] = found["last_modified"].isoformat(timespec="microseconds")
         return found
@@ -971,6 +975,7 @@ def place_of(key: str, row: dict[str, Any]) -> tuple[Any, ...]:
     if operation == "snapshot":
         return (0,)
     if operation == "take_source":
+        need(key, row.get("location") is not None, "a row of take_source has no location")
         return (3,)
     if operation in CHUNKS:
         return (2, row["node_id"], ORDER[operation], row["coord"] or b"")
