@@ -456,7 +456,7 @@ def _decoded(
     """Decode columns of row groups; ``source`` are their bytes, and where in the file these begin."""
     sealed.check_columns(groups)
     try:
-        return read_bounded(
+        table = read_bounded(
             parquet,
             groups,
             FilePart(*source),
@@ -465,10 +465,12 @@ def _decoded(
             coded=coded,
             budget=sealed.budget,
         )
+        table.validate(full=True)  # pyarrow takes any bytes for text
     except UnsoundParquetError as error:
         raise _damaged(sealed.key, str(error)) from error
     except (pa.ArrowException, OSError) as error:
         raise _damaged(sealed.key, f"its rows cannot be read: {error}") from error
+    return table
 
 
 def _can_stay_coded(sealed: Sealed, groups: Sequence[int], name: str) -> bool:

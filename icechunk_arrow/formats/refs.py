@@ -131,8 +131,8 @@ def decode(data: bytes, key: str) -> RefEntry:
     members = decode_members(data, key, {"snapshot", "write_id", "deleted", "key", "catalog"})
     if not is_id(members.get("snapshot")):
         raise CorruptFileError(f"{key} names no snapshot", key=key)
-    deleted, catalog = members.get("deleted", False), members.get("catalog")
-    if not isinstance(deleted, bool) or (deleted and "write_id" not in members):
+    deleted, catalog = "deleted" in members, members.get("catalog")
+    if deleted and (members["deleted"] is not True or "write_id" not in members):
         raise CorruptFileError(f"{key} is damaged: its member 'deleted' is not right", key=key)
     if catalog not in {None, STATE_CATALOG}:
         raise UnsupportedFormatError(

@@ -416,10 +416,6 @@ def decode(data: bytes, identifier: str, limit_bytes: int = DECODE_LIMIT_BYTES) 
     )
     if any(table[name].null_count for name in _NOT_NULL):
         raise _unsound(sealed.key, "a row has no id, type or path")
-    try:
-        table["path"].validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise _unsound(sealed.key, f"a path is not UTF-8: {error}") from error
     snapshot = _snapshot(
         NodeRows(table.remove_column(_INVENTORIES), _WIDE_NODES),
         replace(entries, row_counts=numbers.row_counts, stored_bytes=numbers.stored_bytes),

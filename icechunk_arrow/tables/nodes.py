@@ -61,14 +61,6 @@ _REGULAR = "regular"
 
 def node_table(files: Files, snapshot: Snapshot) -> pa.Table:
     """Make the table of all nodes of a snapshot; attributes that stand in other files are read."""
-    try:
-        return _node_table(files, snapshot)
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        key = key_of(FileKind.STRUCTURE, snapshot.id)
-        raise CorruptFileError(f"{key} holds text that is none: {error}", key=key) from error
-
-
-def _node_table(files: Files, snapshot: Snapshot) -> pa.Table:
     table = snapshot.table
     count = table.num_rows
     paths = table["path"].to_pylist()
@@ -251,7 +243,9 @@ def _codec_json(name: str, configuration: str | None) -> str:
 
 def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
     """Give attributes as JSON, from wherever they stand."""
-    inline = one_array(snapshot.table["inline_attrs"]).cast(pa.string())
+    inline = _texts(
+        one_array(snapshot.table["inline_attrs"]), key_of(FileKind.STRUCTURE, snapshot.id)
+    )
     references = one_array(snapshot.table["attrs_reference"])
     far = np.flatnonzero(validity(references))
     if not len(far):
@@ -263,8 +257,19 @@ def _attributes(files: Files, snapshot: Snapshot) -> pa.Array:
     for row, name, place, node_id in zip(far.tolist(), names, places, ids, strict=True):
         with sound_array(snapshot.paths[row], snapshot.id):
             reference = AttributesRef(identifier=file_id(name), row=place)
-        texts[row] = files.read_attributes(reference, node_id).decode()
+        data = files.read_attributes(reference, node_id)
+        (text,) = _texts(
+            from_values([data], pa.binary()), key_of(FileKind.ATTRIBUTES, reference.identifier)
+        )
+        texts[row] = text.as_py()
     return from_values(texts, pa.string())
+
+
+def _texts(column: pa.Array, key: str) -> pa.Array:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise CorruptFileError(f"{key} holds text that is none: {error}", key=key) from error
 
 
 def grid_run_table(snapshot: Snapshot) -> pa.Table:

@@ -18,6 +18,7 @@ import pytest
 import icechunk_arrow.duckdb
 from icechunk_arrow import CorruptFileError, Repository
 from icechunk_arrow.core.checksums import crc32c
+from icechunk_arrow.core.chunks import ChunkRef
 from icechunk_arrow.formats.layout import FileKind, key_of
 from tests.conformance.kit.workshop import Seal
 from tests.faults.bombs import old, write
@@ -355,7 +356,7 @@ def test_a_chunk_behind_all_bytes(victim: Victim) -> None:
     )
     session = Repository.open(victim.root).readonly_session("main")
     ref = session.find_chunk(session.get_array("/a"), (1,))
-    assert ref is not None
+    assert isinstance(ref, ChunkRef)
     assert ref.offset == (1 << 63) - 1
 
     with pytest.raises(CorruptFileError, match=f"c/{ref.file} is cut"):

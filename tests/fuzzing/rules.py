@@ -126,7 +126,7 @@ def _location() -> None:
     again = Repository.open(place.url, authorize_virtual_chunk_access={"file:///allowed": None})
     reader = again.readonly_session("main")
     ref = reader.find_chunk(reader.get_array("/a"), (0,))
-    assert ref is not None
+    assert isinstance(ref, ChunkRef)
     reader.read_chunk(ref._replace(file="file:///allowed/../x"), 0, 1)
 
 
