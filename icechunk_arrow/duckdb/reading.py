@@ -81,10 +81,13 @@ class _Opened:
     crcs: npt.NDArray[np.uint32]
     end: bytes
     """The seal and the footer, which are behind everything else."""
+    sealed: envelope.Sealed
 
     @property
     def size_bytes(self) -> int:
-        return len(self.end) + 12 * len(self.crcs) + 500
+        return (
+            5 * len(self.end) + 28 * len(self.crcs) + 500
+        )  # a footer that was parsed takes the fourfold
 
 
 class SealedFiles:
@@ -143,6 +146,7 @@ class SealedFiles:
             bounds=np.append(len(_BEGIN), sealed.row_group_ends.astype(np.int64)),
             crcs=sealed.row_group_crcs.copy(),
             end=tail[len(tail) - needs :],
+            sealed=sealed,
         )
         whole = int(np.searchsorted(opened.bounds, size_bytes - len(tail)))
         if whole < len(opened.crcs):
@@ -190,6 +194,7 @@ class SealedFiles:
                     f"Restore the file from a copy, or attach an earlier snapshot.",
                     key=key,
                 )
+            envelope.check_pages(opened.sealed, group, part)
             checked[group] = self._keep((key, group), bytes(part))
         return checked
 

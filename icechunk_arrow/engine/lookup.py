@@ -76,7 +76,7 @@ def _find_sorted(
         row = rows.find(coord, low, high)
         if row is not None:
             return rows.ref_at(row, node_id)
-        rows.check_absence(node_id, low, high)
+        rows.check_absence(node_id, len(entry.extent), low, high)
     return None
 
 

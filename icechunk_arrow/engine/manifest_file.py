@@ -108,6 +108,8 @@ class RowGroup:
         self._start = opened.group_starts[group]
         self._coord_range = opened.coord_range(group)
         self._runs: dict[tuple[int, Box], bool] = {}
+        self._sound: set[int] = set()
+        """Arrays whose coordinates were all looked at."""
         ids = to_numpy(table["array_id"])
         self._ids = ids.data
         self._id_range = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
@@ -206,8 +208,8 @@ class RowGroup:
         if (np.frombuffer(self._ids, np.uint32)[start:stop] != array_id).any():
             raise self.wrong(rows_not_of(array_id))
 
-    def check_absence(self, array_id: int, start: int, stop: int) -> None:
-        """Check what it rests on that a chunk is not there: its array's rows are these alone, and sorted."""
+    def check_absence(self, array_id: int, rank: int, start: int, stop: int) -> None:
+        """Check what it rests on that a chunk is not there: its array's rows are these alone, sound and sorted."""
         self.check_owner(array_id, start, stop)
         if (
             array_id in self._ids[max(start - 1, 0) : start]
@@ -216,6 +218,12 @@ class RowGroup:
             raise self.wrong(f"it has more rows of array {array_id} than its snapshot says")
         if not self._is_sorted:
             raise self.wrong("its rows are not sorted")
+        if array_id not in self._sound:
+            try:
+                coords.decode(self._coords.slice(start, stop - start), rank)
+            except CorruptFileError as error:
+                raise self.wrong(str(error)) from error
+            self._sound.add(array_id)
 
     @lazy
     def _is_sorted(self) -> bool:

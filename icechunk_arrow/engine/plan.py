@@ -184,6 +184,8 @@ class _NodeShape(NamedTuple):
     """A node's shape, with so many chunks that are not committed yet."""
 
     node: Node
+    base_id: str
+    """The snapshot by which changes go; what it says of a node is believed until it is asked for."""
     added: int
 
     @property
@@ -192,7 +194,8 @@ class _NodeShape(NamedTuple):
 
     @property
     def chunk_counts(self) -> tuple[int, ...]:
-        return self.node.chunk_counts
+        with structure.sound_array(self.path, self.base_id):
+            return self.node.chunk_counts
 
     @property
     def dimension_names(self) -> tuple[str | None, ...] | None:
@@ -219,7 +222,8 @@ class ArrayShapes:
 
     def of(self, node_ids: Iterable[int]) -> dict[int, ArrayShape]:
         """Give the shapes of some arrays."""
-        return {i: _NodeShape(self._node(i), self._chunks.chunk_count(i)) for i in node_ids}
+        count_of, base_id = self._chunks.chunk_count, self._base.id
+        return {i: _NodeShape(self._node(i), base_id, count_of(i)) for i in node_ids}
 
     def of_rows(self, table: pa.Table) -> dict[int, ArrayShape]:
         """Give the shapes of the arrays of some sorted rows."""

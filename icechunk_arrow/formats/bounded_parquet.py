@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from icechunk_arrow.formats.page_walk import (
+    ColumnCost,
     UnsoundParquetError,
     column_cost,
     count_structs,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FilePart",
     "UnsoundParquetError",
+    "check_decoding",
     "check_footer",
     "read_bounded",
 ]
@@ -115,6 +117,23 @@ def read_bounded(
     return table
 
 
+def check_decoding(
+    metadata: pq.FileMetaData, group: int, source: FilePart, leaves: Sequence[str], budget: Budget
+) -> None:
+    """Look at the pages of a row group that another decodes, page by page.
+
+    Raises
+    ------
+    UnsoundParquetError
+        Pages and footer contradict each other.
+    OversizedFileError
+        A page, or a dictionary and its entries, would take more than the budget.
+    """
+    _row_count(metadata, group)
+    for leaf, name in enumerate(leaves):
+        budget.check(_cost(metadata, group, leaf, name, source, levels=2).fixed)
+
+
 def _row_count(metadata: pq.FileMetaData, group: int) -> int:
     """How many rows a row group has, as its footer says: memory is taken on the word of this number."""
     row_group = metadata.row_group(group)
@@ -143,23 +162,37 @@ def _bound(
     total = 0
     texts: dict[int, _Text] = {}
     for group in groups:
-        row_group = metadata.row_group(group)
         for leaf, name, is_coded in chosen:
-            column = row_group.column(leaf)
-            if column.compression not in _COMPRESSIONS:
-                raise UnsoundParquetError(
-                    f"column {name!r} is compressed with {column.compression}, where its header says zstd"
-                )
-            if not 0 < column.num_values <= _MAX_GROUP_VALUES:
-                raise UnsoundParquetError(
-                    f"row group {group} would have {column.num_values} values in {name!r}"
-                )
-            fixed, size, longest = column_cost(column, *source, levels=levels, stays_coded=is_coded)
+            fixed, size, longest = _cost(
+                metadata, group, leaf, name, source, levels=levels, stays_coded=is_coded
+            )
             total += fixed + size
             if size:
                 before = texts.get(leaf, _Text(leaf, name, 0, 0))
                 texts[leaf] = _Text(leaf, name, before.size + size, max(before.longest, longest))
     return total, list(texts.values())
+
+
+def _cost(
+    metadata: pq.FileMetaData,
+    group: int,
+    leaf: int,
+    name: str,
+    source: FilePart,
+    *,
+    levels: int,
+    stays_coded: bool = False,
+) -> ColumnCost:
+    column = metadata.row_group(group).column(leaf)
+    if column.compression not in _COMPRESSIONS:
+        raise UnsoundParquetError(
+            f"column {name!r} is compressed with {column.compression}, where its header says zstd"
+        )
+    if not 0 < column.num_values <= _MAX_GROUP_VALUES:
+        raise UnsoundParquetError(
+            f"row group {group} would have {column.num_values} values in {name!r}"
+        )
+    return column_cost(column, *source, levels=levels, stays_coded=stays_coded)
 
 
 def _refined(

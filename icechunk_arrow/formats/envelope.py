@@ -30,6 +30,7 @@ from icechunk_arrow.errors import CorruptFileError, UnsupportedFormatError
 from icechunk_arrow.formats.bounded_parquet import (
     FilePart,
     UnsoundParquetError,
+    check_decoding,
     check_footer,
     read_bounded,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "SPEC_VERSION",
     "KeptColumn",
     "Sealed",
+    "check_pages",
     "header_metadata",
     "keep_column",
     "open_seal",
@@ -403,6 +405,16 @@ def read_row_groups(
         _in_place(sealed, view, start), metadata=sealed.metadata, read_dictionary=coded
     )
     return _decoded(sealed, groups, parquet, (view, start), columns, coded)
+
+
+def check_pages(sealed: Sealed, group: int, data: memoryview) -> None:
+    """Look at a row group that an engine decodes, whose bytes were checked: what its pages say of themselves."""
+    start, _ = sealed.byte_range(group, group)
+    sealed.check_columns([group])
+    try:
+        check_decoding(sealed.metadata, group, FilePart(data, start), sealed.columns, sealed.budget)
+    except UnsoundParquetError as error:
+        raise _damaged(sealed.key, str(error)) from error
 
 
 class KeptColumn(Struct, frozen=True, kw_only=True):

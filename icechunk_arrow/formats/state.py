@@ -136,7 +136,7 @@ class State(Struct, frozen=True, kw_only=True):
         """Give the state of the next generation."""
         if self.generation >= _LAST_GENERATION:
             raise CorruptFileError(
-                f"the state file is of generation {self.generation}, and no generation comes after that: it is "
+                f"{STATE_KEY} is of generation {self.generation}, and no generation comes after that: it is "
                 f"damaged. Restore it from a copy.",
                 key=STATE_KEY,
             )

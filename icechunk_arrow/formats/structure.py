@@ -464,6 +464,13 @@ def sound_array(path: str, snapshot_id: str) -> Iterator[None]:
         ) from error
 
 
+def _has_null_items(metadata: pa.Array) -> bool:
+    arrays = metadata.drop_null()
+    chunk_shapes = arrays.field("chunk_grid").field("configuration").field("chunk_shape")
+    lists = arrays.field("shape"), chunk_shapes, arrays.field("codecs")
+    return any(each.flatten().null_count for each in lists)
+
+
 def _check_rows(snapshot: Snapshot, key: str) -> None:
     """Check what every reader relies on: sound names in order, ids, and extents of the arrays' rank."""
     table = snapshot.rows.held
@@ -476,6 +483,8 @@ def _check_rows(snapshot: Snapshot, key: str) -> None:
         raise _unsound(key, fault)
     if len(snapshot.rows_by_id) != table.num_rows:
         raise _unsound(key, "a node id comes twice")
+    if _has_null_items(metadata):
+        raise _unsound(key, "a shape, a chunk shape or a list of codecs holds a null")
     ids = snapshot.rows.ids
     if len(ids) and not 0 < int(ids.min()) <= int(ids.max()) < snapshot.facts.next_node_id:
         raise _unsound(
@@ -512,7 +521,7 @@ def _decode_nodes(snapshot: Snapshot, rows: range) -> list[Node]:
         return [
             _node_of(snapshot, row, *values) for row, *values in zip(rows, *columns, strict=True)
         ]
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a null where something should stand
         raise _unsound(key_of(KIND, snapshot.id), error) from error
 
 

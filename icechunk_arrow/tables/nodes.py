@@ -134,7 +134,10 @@ class _Arrays:
         return self._patched(self._arrays.field("data_type"), "data_type")
 
     def fill_values(self) -> pa.Array:
-        return self._patched(self._arrays.field("fill_value").cast(pa.string()), "fill_value")
+        return self._patched(self._texts(self._arrays.field("fill_value")), "fill_value")
+
+    def _texts(self, column: pa.Array) -> pa.Array:
+        return _texts(column, key_of(FileKind.STRUCTURE, self._snapshot.id))
 
     def dimension_names(self) -> pa.Array:
         column = self._arrays.field("dimension_names")
@@ -154,8 +157,8 @@ class _Arrays:
         lists = self._arrays.field("codecs")
         items = lists.flatten()
         names = items.field("name").dictionary_encode()
-        configurations = (
-            items.field("configuration").cast(pa.string()).dictionary_encode(null_encoding="encode")
+        configurations = self._texts(items.field("configuration")).dictionary_encode(
+            null_encoding="encode"
         )
         kinds = to_numpy(names.indices).astype(np.int64) * len(configurations.dictionary)
         kinds += to_numpy(configurations.indices)

@@ -349,7 +349,9 @@ def commit(url: str, kind: str) -> Any:
     """Write a chunk and a group, commit, and read what stands there then."""
     session = opened(url).writable_session("main")
     where = _array_to_write(session)
-    session.set_document(NEW_GROUP, group_document())
+    root = session.find_node("/")
+    if root is None or not root.is_array:  # arrays have nothing below them
+        session.set_document(NEW_GROUP, group_document())
     if where is not None:
         session.write_chunk(*where, NEW_BYTES)
     made = session.commit("committed upon")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTATIONS", "Sheet"]
 
+_UNFIT = (IndexError, AssertionError, StopIteration, struct.error, ValueError)
 _JSON_TEXTS = ("icechunk.snapshot", "icechunk.extensions", "icechunk.missing-markers")
 
 
@@ -116,10 +117,11 @@ class Sheet:
         except (pa.ArrowException, OSError, OverflowError, TypeError, ValueError) as error:
             raise UnfitError(str(error)) from error
         data = sealed(sink.getvalue(), self.identifier, ends)
-        for alter in self.after:
+        for place, alter in enumerate(self.after):
+            unfit = (*_UNFIT, TypeError, AttributeError) if place else _UNFIT
             try:
                 data = alter(Seal.of(data)).put_together()
-            except (IndexError, AssertionError, StopIteration, struct.error, ValueError) as error:
+            except unfit as error:
                 raise UnfitError(str(error)) from error  # it is too damaged to be damaged more
         return data
 

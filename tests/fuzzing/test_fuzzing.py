@@ -70,7 +70,7 @@ def test_every_rule_that_speaks_to_readers_is_among_them() -> None:
     assert {*ELSEWHERE} - said == set()
 
 
-@pytest.mark.parametrize("case", corpus(), ids=lambda case: f"{case.kind}-{case.steps[0][0]}")
+@pytest.mark.parametrize("case", corpus(), ids=lambda case: f"{case.kind}-{case.steps[0][1]}")
 def test_what_was_found_once(case: Case) -> None:
     """It comes to a right end now."""
     result = try_case(0, case)

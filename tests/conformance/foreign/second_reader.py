@@ -581,6 +581,7 @@ class Repository:
                 case "collect_mark":
                     found["census"] = id_of_file(log, row.get("census"))
                 case "verified":
+                    need(log, is_id(of), "an id is none")
                     found["verified"].append(of)
         found["verified"].sort()
         return found
@@ -703,6 +704,9 @@ class Repository:
         document: dict[str, Any] = {"zarr_format": 3, "node_type": row["type"]}
         if (array := row["array_metadata"]) is not None:
             grid, keys = array["chunk_grid"], array["chunk_key_encoding"]
+            need(
+                key, None not in (array["codecs"] or ()), f"{row['path']} has a codec that is null"
+            )
             document |= {
                 "shape": array["shape"],
                 "data_type": array["data_type"],
