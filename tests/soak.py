@@ -19,11 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults import bad_calls, bad_places, flips, network_storm, signal_storms
+from tests.faults import (
+    bad_calls,
+    bad_places,
+    flips,
+    network_storm,
+    signal_storms,
+    spark_storm,
+)
 from tests.fuzzing import running as fuzzing
 from tests.fuzzing.samples import KINDS
 from tests.processes import running as processes
 from tests.replay.running import by_processes, in_turns
+from tests.servers import s3_server
 from tests.simulation import storms as simulation
 from tests.spark_session import JAVA_OPTIONS, spark_session
 from tests.storage.fake_s3 import fake_s3
@@ -84,6 +92,12 @@ def _network(catalog: str, folder: Path, seed: int, count: int) -> object:
     return network_storm.storm(folder, seed, count, catalog=catalog)
 
 
+def _network_and_spark(folder: Path, seed: int, count: int) -> object:
+    (folder / "server").mkdir()
+    with s3_server(folder / "server") as server, spark_session(folder / "warehouse") as spark:
+        return spark_storm.storm(folder, seed, count, spark=spark, server=server)
+
+
 def _in_a_bad_place(kind: str, folder: Path, seed: int, count: int) -> object:
     try:
         return bad_places.run(folder / "place", kind, seed, count)
@@ -131,6 +145,7 @@ STORMS: dict[str, Storm] = {
         f"storms on the network, {catalog}": Storm(run=partial(_network, catalog), count=100)
         for catalog in CATALOGS
     },
+    "storms on the network, Spark": Storm(run=_network_and_spark, count=15),
     **{
         f"bad places, {kind}": Storm(run=partial(_in_a_bad_place, kind), count=100)
         for kind in bad_places.KINDS
