@@ -38,6 +38,7 @@ __all__ = [
     "ENTRY_BYTES",
     "HISTORY_LENGTH",
     "NODE_BYTES",
+    "NODE_IDS_END",
     "AttributesRef",
     "MadeFrom",
     "Node",
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 HISTORY_LENGTH = 16
+NODE_IDS_END = 1 << 32
+"""Ids of nodes are below it, from 1 on."""
 """How many ancestors a snapshot remembers."""
 NODE_BYTES = 350
 ENTRY_BYTES = 200

@@ -32,6 +32,7 @@ from icechunk_arrow.engine.history import ancestors, own_tip
 from icechunk_arrow.engine.merging import merge
 from icechunk_arrow.engine.plan import UNCOMMITTED
 from icechunk_arrow.engine.session import BaseSession
+from icechunk_arrow.engine.staging import check_node_id
 from icechunk_arrow.errors import (
     ConflictError,
     CorruptFileError,
@@ -189,6 +190,7 @@ def _move_over(staging: Staging, base: Snapshot) -> None:
                 continue
             staging.overlay[path] = replace(node, inventories=current.inventories)
         elif node.id in base.rows_by_id or node.id < base.facts.next_node_id:
+            check_node_id(next_id, path)
             renumbered[node.id] = next_id
             staging.overlay[path] = replace(node, id=next_id, inventories=NO_INVENTORY)
             next_id += 1

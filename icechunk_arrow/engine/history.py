@@ -90,7 +90,14 @@ def _read_kept(files: Files, snapshot_id: str) -> SnapshotFacts | None:
     """Read the facts of a snapshot, or of the nearest one before it that is not retired; None where none is."""
     seen: set[str] = set()
     current: str | None = snapshot_id
-    while current is not None and current not in seen:
+    while current is not None:
+        if current in seen:
+            key = key_of(FileKind.STRUCTURE, current)
+            raise CorruptFileError(
+                f"the ledger is damaged: {key} was retired, and its ancestors lead back to it, the ledger says. "
+                f"Restore the ledger's files from a copy.",
+                key=key,
+            )
         seen.add(current)
         try:
             return files.read_facts(current)

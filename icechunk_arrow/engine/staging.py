@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from icechunk_arrow.core.documents import join_document, same_json, split_document
 from icechunk_arrow.core.grid import grid_of
-from icechunk_arrow.core.snapshot import Node
+from icechunk_arrow.core.snapshot import NODE_IDS_END, Node
 from icechunk_arrow.engine.segments import StagedChunks
 from icechunk_arrow.errors import InvalidInputError, ReadOnlyError, StorageError
 from icechunk_arrow.storage.forked_children import renew_in_forks
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from icechunk_arrow.engine.payloads import PayloadWriter
 
 
-__all__ = ["OfOneProcess", "Staging"]
+__all__ = ["OfOneProcess", "Staging", "check_node_id"]
+
+
+def check_node_id(node_id: int, path: str) -> None:
+    """Refuse to create a node when the last id was given out."""
+    if node_id >= NODE_IDS_END:
+        raise InvalidInputError(
+            f"{path!r} cannot be created: every id that a node can have was given out in this history"
+        )
 
 
 class Staging:
@@ -128,6 +136,7 @@ class Staging:
             self.delete_node(path)
             node = None
         if node is None:
+            check_node_id(self.next_node_id, path)
             self._put(
                 Node(
                     id=self.next_node_id,

@@ -23,7 +23,13 @@ from icechunk_arrow.core.json_values import (
     check_text,
     decode_strict_json,
 )
-from icechunk_arrow.core.snapshot import HISTORY_LENGTH, MadeFrom, SnapshotFacts, SnapshotInfo
+from icechunk_arrow.core.snapshot import (
+    HISTORY_LENGTH,
+    NODE_IDS_END,
+    MadeFrom,
+    SnapshotFacts,
+    SnapshotInfo,
+)
 from icechunk_arrow.errors import CorruptFileError
 from icechunk_arrow.formats.budget import Budget
 from icechunk_arrow.formats.envelope import SPEC_VERSION
@@ -109,6 +115,7 @@ JSON_SCHEMA: dict[str, Any] = {
         "next_node_id": {
             **_NATURAL,
             "minimum": 1,
+            "maximum": NODE_IDS_END,
             "description": "The id that the next node gets: larger than every id given out before.",
         },
         "branch": {
@@ -322,8 +329,8 @@ def _check_history(facts: SnapshotFacts, said: int) -> None:
     times = [facts.written_at, *(info.written_at for info in facts.history)]
     if any(map(le, times, times[1:])) or facts.started_at > facts.written_at:
         raise ValueError("its times do not go back from the newest to the oldest")
-    if facts.next_node_id < 1:
-        raise ValueError("ids of nodes begin at 1")
+    if not 1 <= facts.next_node_id <= NODE_IDS_END:
+        raise ValueError(f"ids of nodes are from 1 to {NODE_IDS_END - 1}")
 
 
 class PackedNumbers(Struct, frozen=True, kw_only=True):

@@ -134,7 +134,7 @@ def decode(data: bytes, key: str) -> RefEntry:
     deleted, catalog = "deleted" in members, members.get("catalog")
     if deleted and (members["deleted"] is not True or "write_id" not in members):
         raise CorruptFileError(f"{key} is damaged: its member 'deleted' is not right", key=key)
-    if catalog not in {None, STATE_CATALOG}:
+    if catalog is not None and catalog != STATE_CATALOG:
         raise UnsupportedFormatError(
             f"{key} names a catalog {catalog!r} that this version does not know", key=key
         )

@@ -605,7 +605,9 @@ class Repository:
     def ancestors(self, identifier: str | None) -> Iterator[str]:
         seen = set()
         while identifier is not None:
-            need(f"s/{identifier}.parquet", identifier not in seen, "is its own ancestor")
+            if identifier in seen:
+                self.check_rest(f"s/{identifier}.parquet", False, "is its own ancestor")
+                return
             seen.add(identifier)
             identifier, facts = self.snapshot_facts(identifier)
             if facts is None:
@@ -677,9 +679,9 @@ class Repository:
         arrays = {row["path"] for row in rows if row["type"] == "array"}
         found = {}
         for row in rows:
-            check_node(key, row, arrays)
-            node = {"id": row["id"]}
             patch = extensions.get(str(row["id"]), {"set": {}, "unset": []})
+            check_node(key, row, arrays, {*patch["set"]})
+            node = {"id": row["id"]}
             document = self.document(key, row, patch)
             node["document"] = json.dumps(document, sort_keys=True)
             if row["type"] == "array":
@@ -1086,7 +1088,7 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     need(key, len(ids) == len(history) + 1, "an id comes twice in its history")
     for name in ("total_parents", "next_node_id", "short_term_parents"):
         need(key, is_natural(facts[name]), f"{name!r} is no number")
-    need(key, facts["next_node_id"] >= 1, "ids of nodes begin at 1")
+    need(key, 1 <= facts["next_node_id"] <= 1 << 32, "ids of nodes have 32 bits and begin at 1")
     need(key, facts["short_term_parents"] == len(history), "the history has another length")
     for name in ("branch", "author"):
         need(key, isinstance(facts.get(name), str | None), f"{name!r} is no text")
@@ -1106,8 +1108,8 @@ def checked_facts(file: Sealed) -> dict[str, Any]:
     return result
 
 
-def check_node(key: str, row: dict[str, Any], arrays: set[str]) -> None:
-    """R15, R16, R32, R100."""
+def check_node(key: str, row: dict[str, Any], arrays: set[str], patched: set[str]) -> None:
+    """R15, R16, R32, R100; of what is patched, columns say nothing."""
     path, array = row["path"], row["array_metadata"]
     names = path[1:].split("/") if path != "/" else []
     good = path.startswith("/") and all(
@@ -1128,6 +1130,7 @@ def check_node(key: str, row: dict[str, Any], arrays: set[str]) -> None:
         need(key, edges and None not in array["shape"], f"{path!r} has no grid")
         keys = array["chunk_key_encoding"]
         known = keys["name"] in {"default", "v2"} and keys["configuration"]["separator"] in {*"./"}
+        known = known or "chunk_key_encoding" in patched
         need(key, known, f"{path!r} has keys of chunks that Zarr does not know")
     both = row["inline_attrs"] is not None and row["attrs_reference"] is not None
     need(key, not both, f"{path!r} has attributes in two places")
