@@ -18,6 +18,7 @@ __all__ = [
     "changed_members",
     "check_flag",
     "check_natural",
+    "check_object",
     "check_text",
     "check_whole",
     "decode_json",
@@ -167,6 +168,13 @@ def check_natural(value: Any) -> int:
     if not 0 <= check_whole(value) < _NUMBERS_END:
         raise ValueError(f"{value!r} is not a whole number from 0 to {_NUMBERS_END - 1}")
     return int(value)
+
+
+def check_object(value: Any) -> dict[str, Any]:
+    """Give a value that is an object; ``TypeError`` for any other, also what could be made one."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
+    return value
 
 
 def check_flag(value: Any) -> bool:

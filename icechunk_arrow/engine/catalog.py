@@ -498,6 +498,11 @@ class SequenceCatalog(Catalog):
         if entry.is_commit:
             key = tag_key(name)
             raise CorruptFileError(f"{key} is damaged: a tag has a 'write_id' and a 'key'", key=key)
+        if entry.deleted:
+            key = tag_key(name)
+            raise CorruptFileError(
+                f"{key} is damaged: 'deleted' stands in deleted.json alone", key=key
+            )
         return None if self._storage.exists(tag_deleted_key(name)) else entry.snapshot
 
     def delete_tag(self, name: str) -> None:

@@ -20,6 +20,7 @@ from icechunk_arrow.core.ids import ID_PATTERN, check_id
 from icechunk_arrow.core.json_values import (
     check_flag,
     check_natural,
+    check_object,
     check_text,
     decode_strict_json,
 )
@@ -293,7 +294,7 @@ def decode(found: Any, key: str) -> SnapshotFacts:
             message=check_text(own["message"]),
             written_at=decode_time(own["written_at"]),
             started_at=decode_time(found["started_at"]),
-            properties=dict(found["properties"]),
+            properties=check_object(found["properties"]),
             history=tuple(
                 SnapshotInfo(
                     id=check_id(entry["id"]),

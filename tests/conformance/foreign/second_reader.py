@@ -483,7 +483,9 @@ class Repository:
                     continue
                 tag = self.small_file(key, data, {"snapshot", "write_id", "key", "deleted"})
                 need(key, is_id(tag.get("snapshot")) and "key" in tag, "is no tag")
-                need(key, (tag.get("deleted") is True) == (word == "deleted"), "deleted is wrong")
+                said = tag.get("deleted", False)
+                good = said is (word == "deleted") and said == ("deleted" in tag)
+                need(key, good, "deleted is wrong")
                 if word == "ref":
                     found[name] = tag["snapshot"]
                 else:
@@ -694,8 +696,9 @@ class Repository:
         key, packed = file.key, facts["manifest_files"]
         need(key, isinstance(packed, dict), "manifest_files is no object")
         manifests = list(dict.fromkeys(id_of_file(key, name) for name in names))
-        need(key, packed.get("count") == len(manifests), "another number of manifests")
-        need(key, packed.get("entries") == len(names), "another number of inventory entries")
+        for name, count in (("count", len(manifests)), ("entries", len(names))):
+            good = type(packed.get(name)) is int and packed[name] == count
+            need(key, good, f"another number of {name} than there are")
         unpack(key, packed.get("stored_bytes"), len(names))
         sizes = unpack(key, packed.get("size_bytes"), len(manifests))
         self.sizes = dict(zip(manifests, sizes, strict=True))
@@ -739,7 +742,11 @@ class Repository:
             document["attributes"] = parsed(key, attributes)
             need(key, isinstance(document["attributes"], dict), "attributes are no object")
         for name in patch["unset"]:
-            need(key, name in document, f"a patch takes away {name!r}, which is not there")
+            need(
+                key,
+                isinstance(name, str) and name in document,
+                f"a patch takes away {name!r}, which is not there",
+            )
             del document[name]
         document |= patch["set"]
         return document
