@@ -2,8 +2,8 @@
 
 Each is a function of a Spark session, a source and a target. Executors do the work, the driver decides, and one
 commit makes all of it visible. To read in this order: ``executor``, ``progress``, ``source``; the formats ``zarr``,
-``kerchunk``, ``virtualizarr``, ``grib``, ``hdf5``; ``agreement`` and ``concatenation``, which decide, and
-``file_tasks``; ``spark``; and the functions in ``stores``, ``netcdf``, ``rows``.
+``kerchunk``, ``virtualizarr``, ``grib``, ``hdf5`` (with ``collecting``); ``agreement`` and ``concatenation``, which
+decide, and ``file_tasks``; ``spark``; and the functions in ``stores``, ``netcdf``, ``rows``.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from icechunk_arrow.ingest.array_documents import (
     fill_value_of,
     xarray_fill_value,
 )
+from icechunk_arrow.ingest.collecting import uncollected
 from icechunk_arrow.ingest.source import (
     FileContents,
     Meaning,
@@ -75,8 +76,14 @@ class Hdf5File:
     def open(cls, files: SourceFiles, options: ScanOptions, location: str) -> Iterator[Hdf5File]:
         """Open a file; errors name it."""
         try:
-            with files.opened(location) as handle, h5py.File(handle, "r") as file:
-                yield cls(file, location, options)
+            with files.opened(location) as handle:
+                with uncollected():
+                    file = h5py.File(handle, "r")
+                try:
+                    yield cls(file, location, options)
+                finally:
+                    with uncollected():
+                        file.close()
         except IcechunkArrowError as error:
             if location in error.message:
                 raise
@@ -86,6 +93,7 @@ class Hdf5File:
                 f"{location} cannot be read as HDF5 or NetCDF-4: {error}"
             ) from error
 
+    @uncollected()
     def contents(self) -> FileContents:
         """Read what the file holds, its values apart."""
         options = self.options
@@ -112,6 +120,7 @@ class Hdf5File:
         }
         return FileContents(groups=groups, variables=variables)
 
+    @uncollected()
     def references(self, path: str) -> pa.RecordBatch:
         """Find the chunks of a variable that are stored; values in one piece are one.
 
@@ -130,11 +139,13 @@ class Hdf5File:
             from_numpy(length, pa.int64(), plain),
         )
 
+    @uncollected()
     def values(self, path: str, box: tuple[slice, ...]) -> npt.NDArray[Any]:
         """Read stored values, with fill values where the file has not been written as far; text as objects."""
         dataset = self._dataset(path)
         return _values(dataset, _dtype(dataset)[0], box)
 
+    @uncollected()
     def meaning(self, path: str) -> Meaning:
         """Tell what stored values of a variable mean."""
         dataset = self._dataset(path)
