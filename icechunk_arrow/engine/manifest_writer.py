@@ -7,6 +7,7 @@ together in a manifest is decided by the caller.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
 from icechunk_arrow.engine.plan import WrittenManifests
+from icechunk_arrow.errors import StorageError
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
@@ -80,6 +82,7 @@ class ManifestWriter:
         self._pool: ThreadPoolExecutor | None = None
         self._room = threading.Semaphore(max(_IN_FLIGHT, workers))
         self._stopped = False
+        self._process = os.getpid()
         self._failure: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -104,6 +107,7 @@ class ManifestWriter:
 
         Raises what went wrong with one that was given before, where that is known already.
         """
+        self._refuse_child()
         if self._failure is not None:
             raise self._failure
         name = name or self._new_id()
@@ -145,8 +149,14 @@ class ManifestWriter:
         self._storage.put(key_of(FileKind.MANIFEST, name), data, header_metadata(FileKind.MANIFEST))
         return entries, len(data)
 
+    def _refuse_child(self) -> None:
+        """Refuse to go on in a forked child: the threads are its parent's, and so is what they have written."""
+        if os.getpid() != self._process:
+            raise StorageError("this process was forked while its parent wrote manifests")
+
     def _result(self, name: str) -> _Result:
         """Wait for a manifest, or write it now."""
+        self._refuse_child()
         job = self._jobs[name]
         if job.future is None:
             job.future = Future()
@@ -198,6 +208,8 @@ class ManifestWriter:
 
     def discard(self) -> None:
         """Stop, and delete what was written as far as possible; what cannot be deleted is logged."""
+        if os.getpid() != self._process:  # its parent may be committing it
+            return
         self._stopped = True
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)

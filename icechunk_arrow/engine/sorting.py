@@ -6,6 +6,7 @@ Knows neither sessions nor manifests.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
@@ -218,10 +219,13 @@ class Spill(Struct):
     batch_rows: int
     _file: IO[bytes] | None = None
     _end: int = field(default=0)
+    _process: int = field(default_factory=os.getpid)
+    """Whose file it is: a child that was forked shares it, and would write between what its parent does."""
 
     def write(self, rows: KeyedRows) -> list[tuple[int, int]]:
         """Write rows in order; give the place of each batch."""
         places = []
+        self._refuse_child()
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="icechunk-arrow-")  # noqa: SIM115
@@ -245,6 +249,7 @@ class Spill(Struct):
         """Read batches back, one at a time."""
         assert self._file is not None
         for start, length in places:
+            self._refuse_child()
             try:
                 self._file.seek(start)
                 data = self._file.read(length)
@@ -255,6 +260,10 @@ class Spill(Struct):
                 ) from error
             assert len(data) == length
             yield _decode(data)
+
+    def _refuse_child(self) -> None:
+        if os.getpid() != self._process:
+            raise StorageError("this process was forked while its parent sorted references")
 
     def close(self) -> None:
         """Remove the file."""

@@ -26,7 +26,7 @@ import threading
 import unicodedata
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct, field
 
@@ -250,7 +250,7 @@ def rename_new(source: str, target: str, *, src_dir_fd: int = _AT_FDCWD) -> None
         raise OSError(number, os.strerror(number), source, None, target)
 
 
-def write_pieces(fd: int, pieces: Iterable[Flat]) -> None:
+def write_pieces(file: Descriptor, pieces: Iterable[Flat]) -> None:
     """Write buffers one after the other, all of them; each is written soon after it was asked for."""
     waiting: list[Flat] = []
     size = 0
@@ -258,17 +258,17 @@ def write_pieces(fd: int, pieces: Iterable[Flat]) -> None:
         waiting.append(piece)
         size += len(piece)
         if size >= _MANY_BYTES or len(waiting) == _MOST_BUFFERS:
-            _write_all(fd, waiting)
+            _write_all(file, waiting)
             waiting, size = [], 0
-    _write_all(fd, waiting)
+    _write_all(file, waiting)
 
 
-def _write_all(fd: int, waiting: list[Flat]) -> None:
+def _write_all(file: Descriptor, waiting: list[Flat]) -> None:
     """Write a few buffers, as often as it takes."""
     done = 0
     while done < len(waiting):
         buffers = waiting[done:]
-        left = sum(map(len, buffers)) - os.writev(fd, buffers)
+        left = sum(map(len, buffers)) - os.writev(file.own(), buffers)
         done = len(waiting)
         while left:  # not everything was taken: back to the piece that was cut
             done -= 1
@@ -403,10 +403,19 @@ def _refuse_link(name: str, above: int, path: str) -> None:
 class Descriptor:
     """A file descriptor that closes with its last reference."""
 
-    __slots__ = ("__weakref__", "fd")
+    __slots__ = ("__weakref__", "fd", "process")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.process = os.getpid()
+
+    def own(self) -> int:
+        """Give it to be written to: by who opened it, and not by a child that was forked in the middle of that.
+
+        Both have one place in the file: what the child writes would stand between what its parent does.
+        """
+        # one line, so that nobody forks behind the question
+        return self.fd if os.getpid() == self.process else _refuse_child()
 
     def close(self) -> None:
         """Close it now: some file servers, and file systems of programs, say only then that they took nothing."""
@@ -422,6 +431,10 @@ class Descriptor:
     def __del__(self, _close=os.close) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         if hasattr(self, "fd"):  # it was closed, or an interrupt came before it was set
             _close(self.fd)
+
+
+def _refuse_child() -> NoReturn:
+    raise OSError(errno.EBADF, "this process was forked while its parent wrote the file")
 
 
 class _Batch(Struct, eq=False):

@@ -354,7 +354,7 @@ class LocalStorage(Storage):
             self._folders.forget()
             file, volume = self._open_new(key, path)
         with _removed_after_failure(path):
-            disk.write_pieces(file.fd, pieces)
+            disk.write_pieces(file, pieces)
         return file, volume
 
     def _open_new(self, key: str, path: str) -> tuple[Descriptor, Descriptor | None]:
@@ -522,12 +522,14 @@ def _modified(facts: os.stat_result) -> datetime | None:
 
 @contextlib.contextmanager
 def _removed_after_failure(path: str) -> Iterator[None]:
-    """Let no part of a file stay that was just made."""
+    """Let no part of a file stay that was just made; one that a parent makes stays with it."""
+    process = os.getpid()
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        if os.getpid() == process:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         raise
 
 

@@ -129,7 +129,7 @@ class ScratchFolder:
     def file(self, data: bytes, *, durable: bool = True) -> Iterator[Unfinished]:
         """Write a file, as durably as the place is unless that is no matter, and remove what is left of it."""
         with self._opened() as folder, _new_file(folder) as (name, file):
-            disk.write_pieces(file.fd, flat_pieces(data))
+            disk.write_pieces(file, flat_pieces(data))
             try:
                 if durable and self._durable:
                     disk.sync_file(file.fd)
@@ -225,14 +225,15 @@ class ScratchFolder:
 @contextlib.contextmanager
 def _new_file(folder: int) -> Iterator[tuple[str, Descriptor]]:
     """Make a file, and remove its name afterwards, where it still has it; meanwhile it is locked."""
-    name = _fresh_name()
+    name, process = _fresh_name(), os.getpid()
     file = Descriptor(os.open(name, _NEW_FILE, 0o666, dir_fd=folder))
     try:
         with contextlib.suppress(OSError):  # not every volume has locks
             fcntl.flock(file.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield name, file
     finally:
-        _remove(folder, name)
+        if os.getpid() == process:  # a child that was forked here leaves it to its parent
+            _remove(folder, name)
 
 
 def _fresh_name() -> str:

@@ -22,9 +22,9 @@ __all__ = ["DEFECTS", "plant"]
 def _unchecked_short_write(patch: Patch) -> None:
     """What the system did not take at once is forgotten."""
 
-    def write_once(fd: int, waiting: list[Any]) -> None:
+    def write_once(file: disk.Descriptor, waiting: list[Any]) -> None:
         if waiting:
-            vars(disk)["os"].writev(fd, waiting)
+            vars(disk)["os"].writev(file.own(), waiting)
 
     patch.setattr(disk, "_write_all", write_once)
 
