@@ -262,7 +262,7 @@ def decode_lists(coords: pa.Array) -> pa.Array:
     Raises
     ------
     CorruptFileError
-        A value ends within an index.
+        A value ends within an index, or has one that is not in its shortest form.
     """
     offsets, data = offsets_and_data(coords)
     valid = validity(coords)
@@ -281,6 +281,9 @@ def decode_lists(coords: pa.Array) -> pa.Array:
         place[waiting] = at + size
         if (place[waiting] > stop[waiting]).any():
             raise CorruptFileError("a chunk coordinate ends within an index")
+        needless = value >> (np.int64(4) * size - np.int64(2)) == 0
+        if bool((needless & (size > 1)).any()):
+            raise CorruptFileError("a chunk coordinate is not in its shortest form")
         rows.append(waiting)
         parts.append(value)
         waiting = waiting[place[waiting] < stop[waiting]]

@@ -32,3 +32,12 @@ def test_a_cut_coordinate_is_damage(coord: bytes) -> None:
     """A value that ends within an index is refused."""
     with pytest.raises(CorruptFileError, match="ends within an index"):
         decode_lists(pa.array([b"\x01", coord], pa.binary()))
+
+
+@pytest.mark.parametrize(
+    "coord", [b"\x40\x01", b"\x80\x00\x20\x00", b"\xc0\x00\x00\x00\x20\x00\x00\x00"]
+)
+def test_there_is_one_form_of_each_index(coord: bytes) -> None:
+    """A longer one than is needed is refused, whatever stands around it."""
+    with pytest.raises(CorruptFileError, match="shortest form"):
+        decode_lists(pa.array([b"\x01", None, coord + b"\x02"], pa.binary()))

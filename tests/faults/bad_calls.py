@@ -15,6 +15,7 @@ import pickle
 import shutil
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -415,11 +416,23 @@ def attempted_again(attempt: Attempt) -> bool:
     return True
 
 
+def _held_below(root: Path) -> list[str]:
+    """Give the files of a folder that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    held = []
+    for link in links:
+        with suppress(FileNotFoundError):  # closed since
+            held.append(str(link.readlink()))
+    return [path for path in held if path.startswith(str(root))]
+
+
 def check_left_over(root: Path) -> None:
     """Nothing unfinished stays for ever, no file stays open, and what others put there is as it was."""
     gc.collect()
-    held = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    assert not [path for path in held if path.startswith(str(root))], "files are still open"
+    end = time.monotonic() + 30  # a thread that reads ahead may not have ended yet
+    while (held := _held_below(root)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not held, f"files are still open: {held}"
     scratch = root / SCRATCH
     for path in scratch.iterdir():
         os.utime(path, (time.time() - 200_000,) * 2)

@@ -68,9 +68,9 @@ def _mount(what: str, root: Path, flags: int, data: str) -> None:
 
 
 class Full:
-    """A volume of a megabyte, of which next to nothing is left."""
+    """A volume of some megabytes, enough for a long history, of which next to nothing is left."""
 
-    mounted = "size=1500k,nr_inodes=4k"
+    mounted = "size=8m,nr_inodes=40k"
 
     def __init__(self, root: Path, rng: Random) -> None:
         self.ballast = root / "ballast"
