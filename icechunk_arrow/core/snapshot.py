@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 HISTORY_LENGTH = 16
+"""How many ancestors a snapshot remembers."""
 NODE_IDS_END = 1 << 32
 """Ids of nodes are below it, from 1 on."""
-"""How many ancestors a snapshot remembers."""
 NODE_BYTES = 350
 ENTRY_BYTES = 200
 """What a node and an inventory entry take in memory beside the rows of the file, measured."""

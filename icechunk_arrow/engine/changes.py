@@ -28,7 +28,7 @@ from icechunk_arrow.core.inventory import NO_INVENTORY
 from icechunk_arrow.core.lazy import lazy
 from icechunk_arrow.core.log import NO_SINGLES, Singles
 from icechunk_arrow.engine.segments import Bulk
-from icechunk_arrow.errors import StorageError
+from icechunk_arrow.storage.forked_children import refuse_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,8 +67,8 @@ class PendingFiles(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def finish(self) -> None:
         """Return when all of them are written; raise what went wrong."""
-        if os.getpid() != self.process:  # a thread that forked, and goes on, would wait for ever
-            raise StorageError("this process was forked while its parent wrote chunk files")
+        # a thread that forked, and goes on, would wait for ever
+        refuse_child(self.process, "wrote chunk files")
         self.payloads.written.result()
 
     def is_written(self) -> bool:

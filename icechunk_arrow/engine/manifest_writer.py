@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from icechunk_arrow.core.inventory import NO_INVENTORY, Inventory, describe
 from icechunk_arrow.engine.plan import WrittenManifests
-from icechunk_arrow.errors import StorageError
 from icechunk_arrow.formats import manifest
 from icechunk_arrow.formats.budget import DECODE_LIMIT_BYTES
 from icechunk_arrow.formats.envelope import header_metadata
 from icechunk_arrow.formats.layout import FileKind, key_of
+from icechunk_arrow.storage.forked_children import refuse_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,7 +107,7 @@ class ManifestWriter:
 
         Raises what went wrong with one that was given before, where that is known already.
         """
-        self._refuse_child()
+        refuse_child(self._process, "wrote manifests")
         if self._failure is not None:
             raise self._failure
         name = name or self._new_id()
@@ -149,14 +149,9 @@ class ManifestWriter:
         self._storage.put(key_of(FileKind.MANIFEST, name), data, header_metadata(FileKind.MANIFEST))
         return entries, len(data)
 
-    def _refuse_child(self) -> None:
-        """Refuse to go on in a forked child: the threads are its parent's, and so is what they have written."""
-        if os.getpid() != self._process:
-            raise StorageError("this process was forked while its parent wrote manifests")
-
     def _result(self, name: str) -> _Result:
         """Wait for a manifest, or write it now."""
-        self._refuse_child()
+        refuse_child(self._process, "wrote manifests")
         job = self._jobs[name]
         if job.future is None:
             job.future = Future()

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from icechunk_arrow.core.columns import from_numpy, indices, to_numpy
 from icechunk_arrow.core.splits import box_numbers, box_of, keeps_order
 from icechunk_arrow.errors import StorageError
+from icechunk_arrow.storage.forked_children import refuse_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -225,7 +226,7 @@ class Spill(Struct):
     def write(self, rows: KeyedRows) -> list[tuple[int, int]]:
         """Write rows in order; give the place of each batch."""
         places = []
-        self._refuse_child()
+        refuse_child(self._process, "sorted references")
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="icechunk-arrow-")  # noqa: SIM115
@@ -249,7 +250,7 @@ class Spill(Struct):
         """Read batches back, one at a time."""
         assert self._file is not None
         for start, length in places:
-            self._refuse_child()
+            refuse_child(self._process, "sorted references")
             try:
                 self._file.seek(start)
                 data = self._file.read(length)
@@ -260,10 +261,6 @@ class Spill(Struct):
                 ) from error
             assert len(data) == length
             yield _decode(data)
-
-    def _refuse_child(self) -> None:
-        if os.getpid() != self._process:
-            raise StorageError("this process was forked while its parent sorted references")
 
     def close(self) -> None:
         """Remove the file."""

@@ -24,6 +24,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from icechunk_arrow.errors import StorageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,6 +56,12 @@ def run_in_forks(function: Callable[[], None]) -> Callable[[], None]:
     """Have a function called in every forked child: for what belongs to a module."""
     _functions.append(function)
     return function
+
+
+def refuse_child(process: int, work: str) -> None:
+    """Refuse to go on in a forked child with what its parent, a process of this number, was at."""
+    if os.getpid() != process:
+        raise StorageError(f"this process was forked while its parent {work}")
 
 
 def _renew() -> None:
