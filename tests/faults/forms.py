@@ -5,7 +5,7 @@ Owns rewriting by columns, which Arrow writes, and by sheets, which have any col
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -38,29 +38,23 @@ def columns_of(table: pa.Table) -> Columns:
 
 def with_manifest(victim: Victim, alter: Callable[[Columns], Mapping[str, pa.Array]]) -> None:
     """Put the manifest's columns in another form."""
-    table, facts = old(victim, FileKind.MANIFEST, victim.manifest)
-    write(
-        victim,
-        FileKind.MANIFEST,
-        victim.manifest,
-        alter(columns_of(table)),
-        facts,
-        use_dictionary=False,
-        write_statistics=True,
-    )
+    _altered(victim, FileKind.MANIFEST, victim.manifest, alter, write_statistics=True)
 
 
 def with_log(victim: Victim, alter: Callable[[Columns], Mapping[str, pa.Array]]) -> None:
     """Put the columns of the commit's log in another form."""
-    table, facts = old(victim, FileKind.TRANSACTION, victim.snapshot_id)
-    write(
-        victim,
-        FileKind.TRANSACTION,
-        victim.snapshot_id,
-        alter(columns_of(table)),
-        facts,
-        use_dictionary=False,
-    )
+    _altered(victim, FileKind.TRANSACTION, victim.snapshot_id, alter)
+
+
+def _altered(
+    victim: Victim,
+    kind: FileKind,
+    name: str,
+    alter: Callable[[Columns], Mapping[str, pa.Array]],
+    **words: Any,
+) -> None:
+    table, facts = old(victim, kind, name)
+    write(victim, kind, name, alter(columns_of(table)), facts, use_dictionary=False, **words)
 
 
 def look_up(victim: Victim, path: str, index: int) -> object:

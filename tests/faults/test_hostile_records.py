@@ -32,6 +32,17 @@ def victim(tmp_path: Path) -> Victim:
     return Victim(tmp_path)
 
 
+def refuse_log(victim: Victim) -> None:
+    """See the log of the commit refused, by who reads it and by its table."""
+    repo = Repository.open(victim.root)
+    for see in (
+        lambda: repo._context.files.read_log(victim.snapshot_id),
+        lambda: repo.tables("operations"),
+    ):
+        with pytest.raises(CorruptFileError, match=victim.snapshot_id):
+            see()
+
+
 @pytest.mark.parametrize("name", ["node_type", "path", "node_id", "coord"])
 def test_operations_that_lack_what_they_need(victim: Victim, name: str) -> None:
     """A row of a log without a value that its operation needs is refused, also by the table of operations (R34)."""
@@ -42,13 +53,7 @@ def test_operations_that_lack_what_they_need(victim: Victim, name: str) -> None:
         return columns | {name: pa.array(values, columns[name].type)}
 
     with_log(victim, alter)
-    repo = Repository.open(victim.root)
-    for see in (
-        lambda: repo._context.files.read_log(victim.snapshot_id),
-        lambda: repo.tables("operations"),
-    ):
-        with pytest.raises(CorruptFileError, match=victim.snapshot_id):
-            see()
+    refuse_log(victim)
 
 
 def test_the_table_of_operations_refuses_another_order(victim: Victim) -> None:
@@ -82,13 +87,7 @@ def test_coordinates_of_a_log(victim: Victim) -> None:
     again = Repository.open(victim.root).tables("operations")
     assert again.drop(["coord"]) == before.drop(["coord"])
     with_log(victim, alter(-1))
-    repo = Repository.open(victim.root)
-    for see in (
-        lambda: repo._context.files.read_log(victim.snapshot_id),
-        lambda: repo.tables("operations"),
-    ):
-        with pytest.raises(CorruptFileError, match=victim.snapshot_id):
-            see()
+    refuse_log(victim)
 
 
 def test_tables_name_the_file_of_an_odd_node(victim: Victim) -> None:
