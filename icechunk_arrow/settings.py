@@ -122,9 +122,18 @@ def settle(settings: Any, name: str, value: Any) -> None:
 
 
 def check_settings(settings: Any, where: str = "", *, spell: Callable[[str], str] = key_of) -> None:
-    """Check the settings of a value that is being made; ``where`` is its key."""
-    for name, wanted in declared(type(settings)).items():
+    """Check the settings of a value that is being made; ``where`` is its key.
+
+    What was left at its default is not looked at: every process makes such values before it reads anything.
+    """
+    given = [
+        each.name
+        for each in dataclasses.fields(settings)
+        if each.init and getattr(settings, each.name) is not each.default
+    ]
+    for name in given:
         key = spell(name)
+        wanted = declared(type(settings))[name]
         value = checked(getattr(settings, name), wanted, f"{where}.{key}" if where else key)
         settle(settings, name, value)
 

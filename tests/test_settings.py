@@ -12,7 +12,16 @@ from msgspec import Meta
 
 from icechunk_arrow import ManifestPreload, ManifestSettings, RepositoryConfig, StorageSettings
 from icechunk_arrow.errors import InvalidInputError
-from icechunk_arrow.settings import Natural, Positive, Takes, check_settings, checked, plain, read
+from icechunk_arrow.settings import (
+    Natural,
+    Positive,
+    Takes,
+    check_settings,
+    checked,
+    declared,
+    plain,
+    read,
+)
 
 Word = Annotated[str, Meta(min_length=1, max_length=5), Takes(words="a short word")]
 Ends = Annotated[tuple[Natural, Natural | None], Takes(words="two numbers")]
@@ -198,3 +207,13 @@ def test_settings_remember_what_was_named_wherever_they_go() -> None:
         assert again == given
         assert hash(again) == hash(given)
         assert saved.overridden_by(again) == expected
+
+
+@pytest.mark.parametrize(
+    "settings", [RepositoryConfig, StorageSettings, ManifestPreload, ManifestSettings]
+)
+def test_defaults_are_as_declared(settings: type[Any]) -> None:
+    """They are not checked when a value is made, so they are here."""
+    made = settings()
+    for name, wanted in declared(settings).items():
+        assert checked(getattr(made, name), wanted, name) == getattr(made, name)

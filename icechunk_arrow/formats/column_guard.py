@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ColumnGuard"]
 
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+_FLAGS = (1, 2)
+_NUMBERS = (4, _I32, _I64)
 _NUMBER = rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
 _NATURAL = rb"(?:[%b]|[%b][\x80-\xff]{0,8}+[\x00-\x7f])" % tuple(
     b"".join(rb"\x%02x" % n for n in range(start, start + 128, 2)) for start in (0, 128)
@@ -95,11 +97,13 @@ def _forms() -> _Forms:
 
 
 _MOST_DEPTH = 16
+_SCHEMA, _ROW_GROUPS = 2, 4
+_CUT = "a footer ends too soon"
 _PLAIN: Mapping[int, Any] = {}
 _SIZE_LISTS = {2: (_I64, _PLAIN), 3: (_I64, _PLAIN)}
 _OF_COLUMN = {2: (_I32, _PLAIN), 3: (_BINARY, _PLAIN), 13: (_STRUCT, _PLAIN), 16: _SIZE_LISTS}
 _OF_GROUP = {1: (_STRUCT, {3: _OF_COLUMN}), 4: (_STRUCT, _PLAIN)}
-_OF_FOOTER = {2: (_STRUCT, _PLAIN), 4: (_STRUCT, _OF_GROUP)}
+_OF_FOOTER = {_SCHEMA: (_STRUCT, _PLAIN), _ROW_GROUPS: (_STRUCT, _OF_GROUP)}
 """By number the members that count: structures, and lists with the kind of their items (pyarrow never asks)."""
 _ENCRYPTED = {8, 9}
 _CODECS = range(8)
@@ -133,8 +137,10 @@ class _Schema(NamedTuple):
 
     levels: tuple[_Levels, ...]
     names: tuple[str, ...]
+    members: frozenset[int]
+    """Members of the footer up to it."""
     begin: int
-    """Where the members behind it begin."""
+    """Where those behind it begin."""
 
 
 _known: dict[bytes, _Schema] = {}
@@ -182,11 +188,10 @@ class ColumnGuard:
         known = None if begin is None else _known.get(begin)
         if known is not None:
             return known
-        end = _Walk(self._footer).behind_schema()
-        schema = _schema_of(self._metadata, end)
+        schema = _schema_of(self._metadata, *_behind_schema(self._footer))
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[self._footer[:end]] = schema
+        _known[self._footer[: schema.begin]] = schema
         return schema
 
     def check(self, group: int) -> None:
@@ -223,7 +228,7 @@ class ColumnGuard:
                 pass
             else:
                 return
-        self._seen = _Walk(self._footer).row_groups()
+        self._seen = _row_groups(self._footer, self._schema)
 
     def _look(self) -> None:
         """Look at the next row group, in the form that writers give it."""
@@ -262,7 +267,7 @@ class ColumnGuard:
         self._next = at + 1
 
 
-def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
+def _schema_of(metadata: pq.FileMetaData, members: frozenset[int], begin: int) -> _Schema:
     columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     try:
         paths = [each.path for each in columns]
@@ -279,7 +284,7 @@ def _schema_of(metadata: pq.FileMetaData, begin: int) -> _Schema:
         )
         for each in columns
     )
-    return _Schema(tuple(levels), tuple([path.partition(".")[0] for path in paths]), begin)
+    return _Schema(tuple(levels), tuple([path.partition(".")[0] for path in paths]), members, begin)
 
 
 def _usual_column(footer: bytes, at: int) -> tuple[int, _Column]:
@@ -335,107 +340,140 @@ def _behind_statistics(footer: bytes, at: int) -> int:
     return at + 1
 
 
-class _Walk:
-    """Reads a footer member by member, as Thrift's compact protocol has it."""
-
-    def __init__(self, footer: bytes) -> None:
-        self._footer = footer
-        self._at = 0
-
-    def behind_schema(self) -> int:
-        """Tell where the members behind the schema begin."""
-        behind: int
-        for number, _, behind in self._members(_OF_FOOTER, 0):
-            if number == 2:
-                return behind
+def _behind_schema(footer: bytes) -> tuple[frozenset[int], int]:
+    """Tell which members of a footer come up to its schema, and where those behind it begin."""
+    try:
+        members, behind = _struct(footer, 0, _OF_FOOTER, until=_SCHEMA)
+    except IndexError as error:
+        raise UnsoundParquetError(_CUT) from error
+    if _SCHEMA not in members:
         raise UnsoundParquetError("a footer has no schema")
+    return frozenset(members), behind
 
-    def row_groups(self) -> list[list[_Column]]:
-        """Give what each column of each row group says."""
-        for number, groups, _ in self._members(_OF_FOOTER, 0):
-            if number == 4 and isinstance(groups, list):
-                return [[_column_of(each) for each in group.get(1) or ()] for group in groups]
+
+def _row_groups(footer: bytes, schema: _Schema) -> list[list[_Column]]:
+    """Give what each column of each row group says, member by member."""
+    seen: dict[int, Any] = dict.fromkeys(schema.members)
+    try:
+        members, _ = _struct(
+            footer, schema.begin, _OF_FOOTER, number=_SCHEMA, members=seen, until=_ROW_GROUPS
+        )
+    except IndexError as error:
+        raise UnsoundParquetError(_CUT) from error
+    groups = members.get(_ROW_GROUPS)
+    if not isinstance(groups, list):
         return []
+    columns = [group.get(1) for group in groups]
+    if not all(isinstance(each, list) for each in columns):
+        raise UnsoundParquetError("a row group has no columns")
+    return [[_column_of(each) for each in of_group] for of_group in columns]
 
-    def _members(self, shape: Mapping[int, Any], depth: int) -> Any:
-        """Give numbers and values of a structure's members, and where the next one begins."""
-        if depth > _MOST_DEPTH:
-            raise UnsoundParquetError("a footer has too many structures in one another")
-        number, seen = 0, set()
-        while head := self._byte():
-            if head >> 4:
-                number += head >> 4
+
+def _struct(
+    data: bytes,
+    at: int,
+    shape: Mapping[int, Any],
+    depth: int = 0,
+    *,
+    number: int = 0,
+    members: dict[int, Any] | None = None,
+    until: int | None = None,
+) -> tuple[dict[int, Any], int]:
+    """Read the members of a structure as Thrift's compact protocol has them, and tell where it ends.
+
+    ``number`` and ``members`` are what came before, ``until`` the member that is the last one wanted. The first
+    files of every process come through here, so bytes are taken one by one, without a call for each.
+    """
+    if depth > _MOST_DEPTH:
+        raise UnsoundParquetError("a footer has too many structures in one another")
+    found = {} if members is None else members
+    while head := data[at]:
+        at += 1
+        if head > 15:
+            number += head >> 4
+        else:
+            number, at = _varint(data, at)
+            number = number >> 1 ^ -(number & 1)
+        if number in found:  # nobody knows which one holds
+            raise UnsoundParquetError("a member of a footer comes twice")
+        kind = head & 15
+        value: Any = None
+        if kind in _NUMBERS:
+            value = data[at]
+            if value < 128:
+                at += 1
             else:
-                zigzag = self._varint()
-                number = zigzag >> 1 ^ -(zigzag & 1)
-            if number in seen:  # nobody knows which one holds
-                raise UnsoundParquetError("a member of a footer comes twice")
-            seen.add(number)
-            yield number, self._value(head & 15, shape.get(number), depth), self._at
+                value, at = _varint(data, at)
+            value = value >> 1 ^ -(value & 1)
+        elif kind == _STRUCT:
+            inner = shape.get(number)
+            value, at = _struct(data, at, inner if isinstance(inner, dict) else _PLAIN, depth + 1)
+        elif kind == _LIST:
+            value, at = _list(data, at, shape.get(number), depth + 1)
+        elif kind not in _FLAGS:
+            at = _behind(data, at, kind)
+        found[number] = value
+        if number == until:
+            return found, at
+    return found, at + 1
 
-    def _struct(self, shape: Any, depth: int) -> dict[int, Any]:
-        members = shape if isinstance(shape, dict) else _PLAIN
-        return {number: value for number, value, _ in self._members(members, depth + 1)}
 
-    def _value(self, kind: int, shape: Any, depth: int) -> Any:
-        if kind in {1, 2}:
-            return None
-        if kind in {4, _I32, _I64}:
-            zigzag = self._varint()
-            return zigzag >> 1 ^ -(zigzag & 1)
-        if kind == _STRUCT:
-            return self._struct(shape, depth)
-        if kind == _LIST:
-            return self._list(shape, depth + 1)
-        length = self._varint() if kind == _BINARY else {3: 1, 7: 8}.get(kind, len(self._footer))
-        self._at += length
-        return None
-
-    def _list(self, shape: Any, depth: int) -> Any:
-        if depth > _MOST_DEPTH:
-            raise UnsoundParquetError("a footer has too many lists in one another")
-        head = self._byte()
-        count, kind = head >> 4, head & 15
-        if count == 15:
-            count = self._varint()
-        if count > len(self._footer) - self._at:
-            raise UnsoundParquetError("a list is longer than what is there")
-        wanted, inner = shape if isinstance(shape, tuple) else (kind, _PLAIN)
-        if kind != wanted:
-            raise UnsoundParquetError("a list of a footer is of another kind than it should be")
-        if kind == _STRUCT and inner:
-            return [self._struct(inner, depth) for _ in range(count)]
+def _list(data: bytes, at: int, shape: Any, depth: int) -> tuple[Any, int]:
+    """Read a list: its structures, if somebody wants to know their members, or else how many items it has."""
+    if depth > _MOST_DEPTH:
+        raise UnsoundParquetError("a footer has too many lists in one another")
+    count, kind = data[at] >> 4, data[at] & 15
+    at += 1
+    if count == 15:
+        count, at = _varint(data, at)
+    if count > len(data) - at:
+        raise UnsoundParquetError("a list is longer than what is there")
+    wanted, inner = shape if isinstance(shape, tuple) else (kind, _PLAIN)
+    if kind != wanted:
+        raise UnsoundParquetError("a list of a footer is of another kind than it should be")
+    if kind != _STRUCT:
         for _ in range(count):
-            if kind in {1, 2}:
-                self._byte()
-            else:
-                self._value(kind, inner, depth)
-        return count
+            at = _behind(data, at, kind, depth)
+        return count, at
+    items = []
+    for _ in range(count):
+        item, at = _struct(data, at, inner, depth + 1)
+        items.append(item)
+    return (items if inner else count), at
 
-    def _byte(self) -> int:
-        if self._at >= len(self._footer):
-            raise UnsoundParquetError("a footer ends too soon")
-        self._at += 1
-        return self._footer[self._at - 1]
 
-    def _varint(self) -> int:
-        number = shift = 0
-        while True:
-            byte = self._byte()
-            number |= (byte & 127) << shift
-            if byte < 128:
-                return number
-            shift += 7
-            if shift > 63:
-                raise UnsoundParquetError("a number has more than 64 bits")
+def _behind(data: bytes, at: int, kind: int, depth: int = 0) -> int:
+    """Pass over a value of which nothing is wanted."""
+    if kind in _NUMBERS:
+        return at + 1 if data[at] < 128 else _varint(data, at)[1]
+    if kind == _BINARY:
+        length, at = _varint(data, at)
+        return at + length
+    if kind == _LIST:
+        return _list(data, at, None, depth + 1)[1]
+    return at + {1: 1, 2: 1, 3: 1, 7: 8}.get(kind, len(data))
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise UnsoundParquetError("a number has more than 64 bits")
 
 
 def _column_of(chunk: dict[int, Any]) -> _Column:
     column = chunk.get(3)
     if not isinstance(column, dict) or not _ENCRYPTED.isdisjoint(chunk):
         raise UnsoundParquetError("a column is encrypted, or not described")
-    if any(type(each) is int and each < 0 for each in column.values()):
-        raise UnsoundParquetError("a column has numbers below zero")
+    for each in column.values():
+        if type(each) is int and each < 0:
+            raise UnsoundParquetError("a column has numbers below zero")
     if column.get(4) not in _CODECS:
         raise UnsoundParquetError("a column is compressed in a way that nobody knows")
     kind = column.get(1)
