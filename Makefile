@@ -8,7 +8,7 @@ READY   := $(VENV)/.ready
 SUITES  ?= tests
 # what a run promises to test besides, or fails: strace, faketime, root
 REQUIRE ?=
-SIDE_BY_SIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE ?= -n 2 --dist loadscope --no-loadscope-reorder -o faulthandler_timeout=200
 export ICECHUNK_ARROW_CACHE = $(abspath $(CACHE))
 
 .DEFAULT_GOAL := help

@@ -37,6 +37,7 @@ _DESCRIPTOR = re.compile(r"(?:-?\d+|AT_FDCWD)<([^>]*)>")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _UNFINISHED = " <unfinished ...>"
 _LONGEST = 1 << 17
+_MOST_SECONDS = 400
 
 
 def returned() -> None:
@@ -137,7 +138,12 @@ def run_traced(arguments: Sequence[str], trace: Path, *, data: bool = True) -> I
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, check=False, capture_output=True, cwd=root, env={**os.environ, "PYTHONPATH": path}
+        command,
+        check=False,
+        capture_output=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=_MOST_SECONDS,
     )
     assert not done.returncode, done.stderr.decode(errors="replace")[-4000:]
     with trace.open(encoding="latin-1") as lines:

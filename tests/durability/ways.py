@@ -29,6 +29,7 @@ from icechunk_arrow.core.manifest_settings import ManifestSet, ManifestSettings
 from icechunk_arrow.engine import references
 from icechunk_arrow.engine.bulk import BulkSettings
 from tests.durability.tracing import returned
+from tests.processes.children import SECONDS, end_if_it_hangs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,6 +225,7 @@ def a_child_of_os_fork(root: Path) -> None:
     fill(session, slice(0, 2))
     child = os.fork()
     if not child:
+        end_if_it_hangs(SECONDS)
         commit(repo, slice(2, 3))
         os._exit(0)
     assert not os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -17,6 +17,7 @@ from icechunk_arrow.ingest.hdf5 import Hdf5File
 from icechunk_arrow.ingest.source import ScanOptions
 from icechunk_arrow.storage.source_files import SourceFiles
 from tests.ingest.files import weather_file
+from tests.processes.children import fork
 from tests.storage.web import Page, web
 
 SECONDS = 60
@@ -102,10 +103,14 @@ def test_a_block_waits_for_a_collection_under_way() -> None:
             entered.set()
             assert freed.wait(SECONDS)
 
-    Slow()
-    collecting = threading.Thread(target=gc.collect)
-    collecting.start()
-    assert entered.wait(SECONDS)
+    gc.disable()  # nobody else is to find it
+    try:
+        Slow()
+        collecting = threading.Thread(target=gc.collect)
+        collecting.start()
+        assert entered.wait(SECONDS)
+    finally:
+        gc.enable()
     inside = threading.Event()
 
     def block() -> None:
@@ -122,10 +127,12 @@ def test_a_block_waits_for_a_collection_under_way() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_collects_again() -> None:
+def test_a_child_collects_again(tmp_path: Path) -> None:
     """Also one that is forked within a block, by another thread."""
+
+    def life() -> None:
+        assert gc.isenabled()
+
     with uncollected():
-        child = os.fork()
-        if not child:
-            os._exit(0 if gc.isenabled() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = fork(tmp_path, "a child", life)
+    child.wait()

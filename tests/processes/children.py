@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["SECONDS", "Child", "ForkAt", "end_if_it_hangs", "fork", "live"]
+__all__ = [
+    "SECONDS",
+    "Child",
+    "ForkAt",
+    "end_if_it_hangs",
+    "fork",
+    "fork_and_go_on",
+    "live",
+    "new_log",
+]
 
 SECONDS = int(os.environ.get("ICECHUNK_ARROW_PATIENCE", "60"))
 """After so long something hangs; what waits for it has twice as long."""
@@ -79,12 +88,29 @@ def live(log: Path, life: Callable[[], None], seconds: int = 2 * SECONDS) -> Non
 
 def fork(folder: Path, told: str, life: Callable[[], None], seconds: int = 2 * SECONDS) -> Child:
     """Have a child live."""
-    log = folder / "children" / os.urandom(8).hex()
-    log.touch()
+    log = new_log(folder)
     process = os.fork()
     if not process:
         live(log, life, seconds)
     return Child(process, log, told)
+
+
+def fork_and_go_on(log: Path, told: str) -> Child | None:
+    """Fork; give the child to its parent, and None to itself."""
+    process = os.fork()
+    if process:
+        return Child(process, log, told)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
+    end_if_it_hangs(2 * SECONDS)
+    return None
+
+
+def new_log(folder: Path) -> Path:
+    """Make the file in which a child leaves what went wrong."""
+    log = folder / "children" / os.urandom(8).hex()
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
+    return log
 
 
 class ForkAt:
@@ -131,14 +157,10 @@ class ForkAt:
         return self._line
 
     def _fork(self, where: str) -> None:
-        self.log = log = self._folder / "children" / os.urandom(8).hex()
-        log.touch()
-        process = os.fork()
-        if process:
-            way = "that goes on" if self._life is None else "that lives there"
-            self.child = Child(process, log, f"a child {way}, forked at {where},")
-        elif self._life is not None:
-            live(log, self._life)
+        if self._life is not None:
+            self.child = fork(
+                self._folder, f"a child that lives there, forked at {where},", self._life
+            )
         else:
-            os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
-            end_if_it_hangs(2 * SECONDS)
+            self.log = new_log(self._folder)
+            self.child = fork_and_go_on(self.log, f"a child that goes on, forked at {where},")

@@ -18,31 +18,27 @@ from icechunk_arrow.formats.layout import FileKind, key_of
 from icechunk_arrow.storage.open import open_storage
 from icechunk_arrow.storage.settings import StorageSettings
 from tests.engine.test_manifest_writer import rows
+from tests.processes.children import fork, fork_and_go_on, new_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
-def child(goes_on: Callable[[], object]) -> int:
-    """Have a child go on, and give how it ended: 0, where an error of ours stopped it."""
-    process = os.fork()
-    if process:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    code = 2
-    try:
-        goes_on()
-        code = 1
-    except StorageError:
-        code = 0
-    finally:
-        os._exit(code)
+def refused_in_child(folder: Path, goes_on: Callable[[], object]) -> None:
+    """Have a child go on, and see that an error of ours stops it."""
+
+    def life() -> None:
+        with pytest.raises(StorageError):
+            goes_on()
+
+    fork(folder, "a child that goes on", life).wait()
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_manifests_stay_that_a_parent_wrote(tmp_path: Path, number: int) -> None:
     """What a failing block deletes was written by its own process."""
-    storage = open_storage(tmp_path)
+    storage = open_storage(tmp_path / "r")
     ids = count()
     writer = ManifestWriter(storage, lambda: encode_id(next(ids).to_bytes(12, "big")))
     with writer:
@@ -53,9 +49,9 @@ def test_manifests_stay_that_a_parent_wrote(tmp_path: Path, number: int) -> None
             with writer:
                 raise StorageError("it goes wrong there")
 
-        assert child(fail) == 0
-        assert child(lambda: writer.write(rows(100), {1: 1})) == 0
-        assert child(lambda: writer.drop(names)) == 0
+        refused_in_child(tmp_path, fail)
+        refused_in_child(tmp_path, lambda: writer.write(rows(100), {1: 1}))
+        refused_in_child(tmp_path, lambda: writer.drop(names))
     assert len(entries) == number
     assert all(storage.exists(key_of(FileKind.MANIFEST, name)) for name in names)
 
@@ -63,14 +59,15 @@ def test_manifests_stay_that_a_parent_wrote(tmp_path: Path, number: int) -> None
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_file_has_what_its_writer_wrote(tmp_path: Path, durable: bool) -> None:
     """Both have the same place in an open file: only one of them goes on writing, and it stays there."""
-    storage = open_storage(tmp_path, settings=StorageSettings(durable=durable))
-    ended = []
+    storage = open_storage(tmp_path / "r", settings=StorageSettings(durable=durable))
+    children = []
 
     def pieces() -> Iterator[bytes]:
         yield b"a" * (1 << 19)  # more than is gathered: it is written before the next is asked for
-        process = os.fork()
-        if process:
-            ended.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        child = fork_and_go_on(new_log(tmp_path), "a child that goes on")
+        if child is not None:
+            child.wait()
+            children.append(child)
         yield b"b" * 10
 
     parent = os.getpid()
@@ -83,7 +80,7 @@ def test_a_file_has_what_its_writer_wrote(tmp_path: Path, durable: bool) -> None
     finally:
         if os.getpid() != parent:
             os._exit(1)
-    assert ended == [0]
+    assert len(children) == 1
     assert storage.get("i/file") == b"a" * (1 << 19) + b"b" * 10
 
 
@@ -96,8 +93,8 @@ def test_sorted_runs_are_a_parent_s(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         columns=columns, keys=np.arange(5, dtype=np.uint64), numbers=np.arange(5, dtype=np.int64)
     )
     places = spill.write(given)
-    assert child(lambda: spill.write(given)) == 0
-    assert child(lambda: list(spill.read(places))) == 0
+    refused_in_child(tmp_path, lambda: spill.write(given))
+    refused_in_child(tmp_path, lambda: list(spill.read(places)))
     found = [row for part in spill.read(places) for row in part.columns.column(0).to_pylist()]
     assert found == list(range(5))
     spill.close()

@@ -26,6 +26,7 @@ from icechunk_arrow.errors import (
 from icechunk_arrow.storage import disk
 from icechunk_arrow.storage.local import LocalStorage
 from icechunk_arrow.storage.scratch import SCRATCH, UnsafeStorageWarning
+from tests.processes.children import fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -717,7 +718,9 @@ def test_an_interrupted_sync_forgets_nothing(root: Path, monkeypatch: Patch) -> 
     assert not diary.events, "once is enough"
 
 
-def test_a_child_syncs_what_its_parent_was_syncing(root: Path, monkeypatch: Patch) -> None:
+def test_a_child_syncs_what_its_parent_was_syncing(
+    root: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """A child that is forked while another thread syncs cannot know that this ended well."""
     storage = LocalStorage(root)
     storage.put("c/1", b"x")
@@ -734,18 +737,16 @@ def test_a_child_syncs_what_its_parent_was_syncing(root: Path, monkeypatch: Patc
     thread = threading.Thread(target=storage.sync)
     thread.start()
     assert at_it.wait(30)
-    child = os.fork()
-    if not child:
-        ended = 1
-        try:
-            diary = Diary(monkeypatch)
-            storage.sync()
-            ended = f"{root}/c/1" not in diary.of("fsync")
-        finally:
-            os._exit(ended)
+
+    def life() -> None:
+        diary = Diary(monkeypatch)
+        storage.sync()
+        assert f"{root}/c/1" in diary.of("fsync")
+
+    child = fork(tmp_path, "a child", life)
     go_on.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    child.wait()
 
 
 def test_the_name_of_a_root_is_durable_whoever_made_it(tmp_path: Path, monkeypatch: Patch) -> None:
