@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from icechunk_arrow.core import compute as pc
 from icechunk_arrow.core import coords
-from icechunk_arrow.core.checksums import BLOCK_BYTES, SUM_BYTES
+from icechunk_arrow.core.checksums import BLOCK_BYTES, SUM_BYTES, crc32c
 from icechunk_arrow.core.chunks import (
     CHUNK_SCHEMA,
     HAS_NATIVE,
@@ -26,7 +26,14 @@ from icechunk_arrow.core.chunks import (
     kinds_of_rows,
     known_statistics,
 )
-from icechunk_arrow.core.columns import from_numpy, from_values, indices, one_array, to_numpy
+from icechunk_arrow.core.columns import (
+    from_numpy,
+    from_values,
+    indices,
+    one_array,
+    to_numpy,
+    validity,
+)
 from icechunk_arrow.core.conflict import ConflictDetector
 from icechunk_arrow.core.manifest_columns import COLUMNS, About
 from icechunk_arrow.engine.bulk import BulkReferences, BulkSettings
@@ -53,6 +60,7 @@ _OF_BYTES = tuple(
     each.name for each in COLUMNS if each.about is About.BYTES and each.name in CHUNK_SCHEMA.names
 )
 """What stays right where the same bytes stand elsewhere; so do statistics."""
+_SUMS = ("crc32c", "sums_crc32c")
 _COPIERS = 8
 
 
@@ -81,7 +89,8 @@ class _Copy(Struct, frozen=True, kw_only=True, eq=False):
     """Which byte ranges of which files go where: one row per range, in the order of the new files."""
 
     ranges: pa.Table
-    """chunk_file, offset, length; no range twice. ``stored`` is how many bytes go, with sums behind the chunk."""
+    """chunk_file, offset, length; no range twice. ``stored`` is how many bytes go, with sums behind the chunk;
+    then the checksums of both, where there are any."""
     targets: npt.NDArray[np.int64]
     """Number of the new file of each range."""
     offsets: npt.NDArray[np.uint64]
@@ -189,18 +198,23 @@ def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy
     empty = pa.Table.from_pydict({"chunk_file": files.slice(0, 0)})
     if not parts:
         ranges = pa.Table.from_arrays(
-            [empty["chunk_file"], *(from_values([], pa.uint64()) for _ in range(3))],
-            names=[*_RANGE, "stored"],
+            [
+                empty["chunk_file"],
+                *(from_values([], pa.uint64()) for _ in range(3)),
+                *(from_values([], pa.uint32()) for _ in _SUMS),
+            ],
+            names=[*_RANGE, "stored", *_SUMS],
         )
         return _Copy(ranges=ranges, targets=np.empty(0, np.int64), offsets=np.empty(0, np.uint64))
-    all_rows = pa.concat_tables([part.select([*_RANGE, "sums_crc32c"]) for part in parts])
+    all_rows = pa.concat_tables([part.select([*_RANGE, *_SUMS]) for part in parts])
     grouped = all_rows.group_by(list(_RANGE), use_threads=False)
-    ranges = grouped.aggregate([("sums_crc32c", "count")])
+    ranges = grouped.aggregate([(name, "max") for name in _SUMS])
+    ranges = ranges.rename_columns([*_RANGE, *_SUMS])
     place = pc.index_in(ranges["chunk_file"], value_set=files)
     order = np.lexsort([to_numpy(ranges["offset"]), to_numpy(place.cast(pa.int64()))])
     ranges = ranges.take(indices(order)).combine_chunks()
-    stored = _stored(to_numpy(ranges["length"]), to_numpy(ranges["sums_crc32c_count"]) > 0)
-    ranges = ranges.select(list(_RANGE)).append_column("stored", from_numpy(stored, pa.uint64()))
+    stored = _stored(to_numpy(ranges["length"]), validity(ranges["sums_crc32c"]))
+    ranges = ranges.append_column("stored", from_numpy(stored, pa.uint64()))
     before = np.cumsum(stored) - stored
     targets = (before // np.uint64(file_bytes)).astype(np.int64)
     targets = np.unique(targets, return_inverse=True)[1]  # none is left out where a chunk is large
@@ -255,7 +269,26 @@ def _pieces(context: Context, copy: _Copy, start: int, stop: int) -> Iterator[by
                 f"the file from a copy.",
                 key=key,
             )
+        _check_sums(part.slice(head, tail + 1 - head), low, memoryview(data), key)
         yield data
+
+
+def _check_sums(ranges: pa.Table, low: int, data: memoryview, key: str) -> None:
+    """Refuse to copy what is not what was written: the bytes of some ranges, from ``low`` of their file on."""
+    columns = ("offset", "length", "stored", *_SUMS)
+    for offset, length, stored, crc, sums_crc in zip(
+        *(ranges[name].to_pylist() for name in columns), strict=True
+    ):
+        start = offset - low
+        is_sound = crc is None or crc32c(data[start : start + length]) == crc
+        if is_sound and sums_crc is not None:
+            is_sound = crc32c(data[start + length : start + stored]) == sums_crc
+        if not is_sound:
+            raise CorruptFileError(
+                f"{key} is damaged: the chunk of {length} bytes at {offset} does not match its checksum. Nothing "
+                f"was changed; restore the file from a copy.",
+                key=key,
+            )
 
 
 def _point(

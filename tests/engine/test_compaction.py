@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -219,3 +219,51 @@ def test_impossible_sizes_are_refused(place: Path, size: int) -> None:
     """The message says what is possible."""
     with pytest.raises(InvalidInputError, match="between 1 and"):
         Repository.open(place).compact_chunks("main", "gather", smaller_than_bytes=size)
+
+
+@pytest.mark.parametrize("what", ["bytes", "sums", "answer"])
+def test_no_damage_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Neither what changed in a file nor what changed on its way: the new file would be the only one."""
+    config = RepositoryConfig(
+        packed_chunk_threshold_bytes=2 << 20,
+        chunk_file_size_bytes=1 << 26,
+        inline_chunk_threshold_bytes=0,
+    )
+    repo = Repository.create(tmp_path / "repo", config=config)
+    session = repo.writable_session("main")
+    lengths = {"a": 512, "b": 1 << 20 | 4096}
+    for name, length in lengths.items():
+        make_array(session.store, name, shape=(2, length), chunks=(1, length), dtype="u1")
+    session.commit("arrays")
+    for name, length in lengths.items():
+        for row in range(2):
+            session = repo.writable_session("main")
+            data = np.random.default_rng(row).integers(1, 255, length, "u1")
+            zarr.open_array(session.store, path=name)[row] = data
+            session.commit(f"{name} {row}")
+    tip = repo.lookup_branch("main")
+    session = repo.readonly_session("main")
+    name = "a" if what == "answer" else "b"
+    [ref, _] = [row for b in session.chunk_references(f"/{name}") for row in b.to_pylist()]
+    place = ref["offset"] + (ref["length"] + 3 if what == "sums" else 7)
+    path = tmp_path / "repo" / "c" / ref["location"]
+    if what == "answer":
+        storage = repo._context.storage
+        original = type(storage).get_range
+
+        def get_range(self: Any, key: str, start: int, length: int) -> bytes:
+            found = bytearray(original(self, key, start, length))
+            if key.endswith(ref["location"]):
+                found[place - start] ^= 16
+            return bytes(found)
+
+        monkeypatch.setattr(type(storage), "get_range", get_range)
+    else:
+        damaged = bytearray(path.read_bytes())
+        damaged[place] ^= 16
+        path.write_bytes(damaged)
+    files = {each.name for each in path.parent.iterdir()}
+    with pytest.raises(CorruptFileError, match=ref["location"]):
+        repo.compact_chunks("main", "gather")
+    assert repo.lookup_branch("main") == tip
+    assert {each.name for each in path.parent.iterdir()} == files, "what was begun is removed"
