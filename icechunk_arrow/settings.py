@@ -126,16 +126,11 @@ def check_settings(settings: Any, where: str = "", *, spell: Callable[[str], str
 
     What was left at its default is not looked at: every process makes such values before it reads anything.
     """
-    given = [
-        each.name
-        for each in dataclasses.fields(settings)
-        if each.init and getattr(settings, each.name) is not each.default
-    ]
-    for name in given:
-        key = spell(name)
-        wanted = declared(type(settings))[name]
-        value = checked(getattr(settings, name), wanted, f"{where}.{key}" if where else key)
-        settle(settings, name, value)
+    for each in dataclasses.fields(settings):
+        if each.init and (value := getattr(settings, each.name)) is not each.default:
+            key = spell(each.name)
+            wanted = declared(type(settings))[each.name]
+            settle(settings, each.name, checked(value, wanted, f"{where}.{key}" if where else key))
 
 
 def checked(value: Any, wanted: Any, where: str) -> Any:

@@ -61,6 +61,7 @@ _OF_BYTES = tuple(
 )
 """What stays right where the same bytes stand elsewhere; so do statistics."""
 _SUMS = ("crc32c", "sums_crc32c")
+"""The checksums of a chunk's bytes, and of the sums of blocks behind them."""
 _COPIERS = 8
 
 
@@ -89,8 +90,8 @@ class _Copy(Struct, frozen=True, kw_only=True, eq=False):
     """Which byte ranges of which files go where: one row per range, in the order of the new files."""
 
     ranges: pa.Table
-    """chunk_file, offset, length; no range twice. ``stored`` is how many bytes go, with sums behind the chunk;
-    then the checksums of both, where there are any."""
+    """chunk_file, offset, length; no range twice. The checksums of the chunk and of the sums behind it, where there
+    are any; ``stored`` is how many bytes go, with these sums."""
     targets: npt.NDArray[np.int64]
     """Number of the new file of each range."""
     offsets: npt.NDArray[np.uint64]
@@ -200,10 +201,11 @@ def _plan_copy(parts: list[pa.Table], files: pa.Array, file_bytes: int) -> _Copy
         ranges = pa.Table.from_arrays(
             [
                 empty["chunk_file"],
-                *(from_values([], pa.uint64()) for _ in range(3)),
+                *(from_values([], pa.uint64()) for _ in _RANGE[1:]),
                 *(from_values([], pa.uint32()) for _ in _SUMS),
+                from_values([], pa.uint64()),
             ],
-            names=[*_RANGE, "stored", *_SUMS],
+            names=[*_RANGE, *_SUMS, "stored"],
         )
         return _Copy(ranges=ranges, targets=np.empty(0, np.int64), offsets=np.empty(0, np.uint64))
     all_rows = pa.concat_tables([part.select([*_RANGE, *_SUMS]) for part in parts])

@@ -98,7 +98,6 @@ def _forms() -> _Forms:
 
 _MOST_DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
-_CUT = "a footer ends too soon"
 _PLAIN: Mapping[int, Any] = {}
 _SIZE_LISTS = {2: (_I64, _PLAIN), 3: (_I64, _PLAIN)}
 _OF_COLUMN = {2: (_I32, _PLAIN), 3: (_BINARY, _PLAIN), 13: (_STRUCT, _PLAIN), 16: _SIZE_LISTS}
@@ -342,10 +341,7 @@ def _behind_statistics(footer: bytes, at: int) -> int:
 
 def _behind_schema(footer: bytes) -> tuple[frozenset[int], int]:
     """Tell which members of a footer come up to its schema, and where those behind it begin."""
-    try:
-        members, behind = _struct(footer, 0, _OF_FOOTER, until=_SCHEMA)
-    except IndexError as error:
-        raise UnsoundParquetError(_CUT) from error
+    members, behind = _members(footer, _SCHEMA)
     if _SCHEMA not in members:
         raise UnsoundParquetError("a footer has no schema")
     return frozenset(members), behind
@@ -353,20 +349,26 @@ def _behind_schema(footer: bytes) -> tuple[frozenset[int], int]:
 
 def _row_groups(footer: bytes, schema: _Schema) -> list[list[_Column]]:
     """Give what each column of each row group says, member by member."""
-    seen: dict[int, Any] = dict.fromkeys(schema.members)
-    try:
-        members, _ = _struct(
-            footer, schema.begin, _OF_FOOTER, number=_SCHEMA, members=seen, until=_ROW_GROUPS
-        )
-    except IndexError as error:
-        raise UnsoundParquetError(_CUT) from error
-    groups = members.get(_ROW_GROUPS)
+    groups = _members(footer, _ROW_GROUPS, schema)[0].get(_ROW_GROUPS)
     if not isinstance(groups, list):
         return []
     columns = [group.get(1) for group in groups]
     if not all(isinstance(each, list) for each in columns):
         raise UnsoundParquetError("a row group has no columns")
     return [[_column_of(each) for each in of_group] for of_group in columns]
+
+
+def _members(
+    footer: bytes, until: int, schema: _Schema | None = None
+) -> tuple[dict[int, Any], int]:
+    """Read a footer's members up to one of them, from its beginning or from behind its schema."""
+    try:
+        if schema is None:
+            return _struct(footer, 0, _OF_FOOTER, until=until)
+        seen: dict[int, Any] = dict.fromkeys(schema.members)
+        return _struct(footer, schema.begin, _OF_FOOTER, number=_SCHEMA, members=seen, until=until)
+    except IndexError as error:
+        raise UnsoundParquetError("a footer ends too soon") from error
 
 
 def _struct(
