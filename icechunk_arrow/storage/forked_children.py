@@ -10,21 +10,22 @@ connections would be told that they end. The parent then waits for answers that 
 inherits of these is neither closed nor freed there.
 
 Modules are imported when they are needed, here and in numpy. One that another thread is just importing would be
-half a module in a child, under a lock that nobody lifts: a process forks when that is over.
+half a module in a child, under a lock that nobody lifts: a process forks when that is over. Between the last look
+and the fork another thread can begin a new one: that the child forgets.
 """
 
 from __future__ import annotations
 
+import _frozen_importlib
 import ctypes
-import importlib
 import os
 import sys
+import threading
 import weakref
-from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from icechunk_arrow.errors import StorageError
+from icechunk_arrow.storage import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ class Renewable(Protocol):
 
 _live: dict[int, weakref.ref[Renewable]] = {}
 _functions: list[Callable[[], None]] = []
+_IMPORT_SECONDS = 5.0
 
 
 def renew_in_forks(thing: Renewable) -> None:
@@ -73,39 +75,78 @@ def _renew() -> None:
             thing.renew_after_fork()
 
 
+def _importing_threads() -> dict[str, int | None]:
+    """Which thread is importing each module whose lock is there."""
+    locks: dict[str, Any] = getattr(_frozen_importlib, "_module_locks", {})
+    held = ((name, reference()) for name, reference in list(locks.items()))
+    return {name: getattr(lock, "owner", None) for name, lock in held}
+
+
 def _finish_imports() -> None:
-    """Wait for what other threads are importing; what this thread is importing itself is passed over."""
-    for name, module in list(sys.modules.items()):
-        if getattr(getattr(module, "__spec__", None), "_initializing", False):
-            with suppress(Exception):  # the thread that imports it is told
-                importlib.import_module(name)
+    """Wait for what other threads are importing: a while, since they could wait for this one."""
+    mine = {None, threading.get_ident()}
+    deadline = clock.seconds() + _IMPORT_SECONDS
+    while not mine.issuperset(_importing_threads().values()) and clock.seconds() < deadline:
+        clock.pause(0.001)
+
+
+def _forget_imports() -> None:
+    """In the child: let what vanished threads were importing be imported anew."""
+    for name, thread in _importing_threads().items():
+        if thread != threading.get_ident():
+            getattr(_frozen_importlib, "_module_locks", {}).pop(name, None)
+            if getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False):
+                del sys.modules[name]
+    getattr(_frozen_importlib, "_blocking_on", {}).clear()
+
+
+class _Held(threading.local):
+    """What is connected while a thread forks; others may fork at the same time."""
+
+    def __init__(self) -> None:
+        self.connected: list[tuple[weakref.finalize[Any, Any], Any]] = []
+
+
+_held = _Held()
+
+
+def _connected() -> list[tuple[weakref.finalize[Any, Any], Any]]:
+    """How fsspec will close what is connected, and what that is."""
+    kind = getattr(sys.modules.get("fsspec.asyn"), "AsyncFileSystem", None)
+    if kind is None:
+        return []
+    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    watched = [(closing, closing.peek()) for closing in list(registry)]
+    return [(closing, found) for closing, found in watched if found and isinstance(found[0], kind)]
+
+
+def _hold_connections() -> None:
+    """Before fsspec forgets its own in the child, which it does at once."""
+    _held.connected = _connected()
+
+
+def _leave_connections() -> None:
+    """In the child: let nothing close them, nor free them, for as long as the child lives."""
+    for closing, found in _held.connected + _connected():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+        closing.detach()
+    _held.connected = []
+
+
+def _before() -> None:
+    _finish_imports()
+    _hold_connections()  # last, so that nothing connects between this and the fork
+
+
+def _in_parent() -> None:
+    _held.connected = []
+
+
+def _in_child() -> None:
+    _forget_imports()
+    _leave_connections()
+    _renew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_finish_imports, after_in_child=_renew)
-
-
-@cache
-def leave_connections_to_parents() -> None:
-    """See to it that children forked from now on leave the connections of fsspec's file systems alone."""
-    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - a process without connections does without it
-
-    held: list[tuple[weakref.finalize[Any, Any], Any]] = []
-
-    def keep() -> None:
-        """Hold all that are connected while the process forks: fsspec forgets its own in the child at once."""
-        registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
-        for closing in list(registry):
-            watched = closing.peek()
-            if watched is not None and isinstance(watched[0], AsyncFileSystem):
-                held.append((closing, watched[0]))
-
-    def leave() -> None:
-        """In the child: let nothing close what was held, nor free it, for as long as the child lives."""
-        for closing, fs in held:
-            closing.detach()
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
-        held.clear()
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=keep, after_in_parent=held.clear, after_in_child=leave)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -27,7 +27,7 @@ from icechunk_arrow.errors import (
 )
 from icechunk_arrow.storage.answers import Part, etag_of, micros_of, range_from
 from icechunk_arrow.storage.failures import Kind, RequestFailedError, error_of, send
-from icechunk_arrow.storage.forked_children import leave_connections_to_parents, renew_in_forks
+from icechunk_arrow.storage.forked_children import renew_in_forks
 from icechunk_arrow.storage.port import (
     Capabilities,
     ObjectInfo,
@@ -81,7 +81,6 @@ class ConnectedStorage(Storage):
         self._root = ""
         self._fs  # noqa: B018 - wrong options are best told now
         renew_in_forks(self)
-        leave_connections_to_parents()
 
     @classmethod
     def with_login(cls, options: Mapping[str, Any], login: Mapping[str, str]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from icechunk_arrow.storage.answers import (
     range_from,
 )
 from icechunk_arrow.storage.failures import Kind, RequestFailedError, send
-from icechunk_arrow.storage.forked_children import leave_connections_to_parents
 from icechunk_arrow.storage.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ class SourceFiles:
         options = dict(self.storage_options)
         if url.startswith(_WEB):
             options.setdefault("encoded", True)  # a location on the web is sent as it stands
-        leave_connections_to_parents()
         try:
             fs, path = url_to_fs(url, **options)
         except (ImportError, ValueError) as error:

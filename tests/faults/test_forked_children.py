@@ -519,10 +519,11 @@ print("done")
 """
 
 
-def run_script(url: str, options: dict[str, Any]) -> None:
-    """Run the script above, and see that it ends without a complaint."""
+def run_script(url: str, options: dict[str, Any], script: str = SCRIPT, *words: str) -> None:
+    """Run a script of these, and see that it ends without a complaint."""
+    given = [script, url, repr(options), *words]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, url, repr(options)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", *given],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -550,6 +551,71 @@ def test_children_leave_the_parents_connections_to_a_bucket_alone(s3: Any, s3_ur
     run_script(s3_url, s3.storage_options)
 
 
+FORKS_AT_ONE_TIME = """
+import gc, os, sys, threading, time
+
+url, options, what = sys.argv[1], eval(sys.argv[2]), sys.argv[3]
+first = threading.get_ident()
+
+def beside():
+    if what == "a fork":
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    else:
+        read()
+
+def meanwhile():
+    if threading.get_ident() == first:
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+
+import concurrent.futures.thread, logging  # have locks while a process forks
+os.register_at_fork(before=meanwhile)  # what is registered first comes last
+import fsspec.asyn, numpy as np, zarr
+from icechunk_arrow import Repository
+
+def read():
+    global session
+    if session is None:
+        session = Repository.open(url, options).readonly_session("main")
+    assert (np.asarray(zarr.open_array(session.store, path="a", mode="r")[...]) == 1).all()
+
+async def collect():
+    gc.collect()
+
+session = None
+if what == "a fork":
+    read()
+child = os.fork()
+if not child:
+    session = None
+    gc.disable()
+    read()  # over connections, and with a loop, of its own
+    fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)
+    read()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+started = time.monotonic()
+read()
+assert time.monotonic() - started < 20, "the parent waited for an answer that never came"
+print("done")
+"""
+
+
+@pytest.mark.parametrize("what", ["a fork", "a connection"])
+def test_forks_and_connections_at_one_time(tmp_path: Path, what: str) -> None:
+    """A parent keeps its connections where two threads fork at a time, or one connects while another forks."""
+    written(Repository.create(tmp_path / "r"), shape=(20, 20))
+    with fake_s3() as server:
+        for path in (tmp_path / "r").rglob("*"):
+            if path.is_file():
+                server.objects[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
+        run_script("s3://bucket/r", server.storage_options, FORKS_AT_ONE_TIME, what)
+
+
 def test_an_error_of_ours_is_what_a_child_meets(tmp_path: Path) -> None:
     """What a child may not do is refused by an error of this package."""
     session = Repository.create(tmp_path / "r").writable_session("main")
@@ -562,7 +628,15 @@ def test_an_error_of_ours_is_what_a_child_meets(tmp_path: Path) -> None:
 
 
 FORKS_IN_AN_IMPORT = """
-import importlib.util, os, signal, sys, threading, time
+import importlib, importlib.util, os, signal, sys, threading, time
+
+def begin_import():
+    threading.Thread(target=lambda: importlib.import_module(NAME)).start()
+    begun.wait()
+
+late = sys.argv[1] == "late"
+if late:  # what is registered first comes last
+    os.register_at_fork(before=begin_import)
 from icechunk_arrow import Repository
 
 NAME = "icechunk_arrow.engine.compaction"
@@ -584,8 +658,8 @@ class Slow:
 begun = threading.Event()
 sys.meta_path.insert(0, Slow())
 assert NAME not in sys.modules
-threading.Thread(target=lambda: importlib.import_module(NAME)).start()
-begun.wait()
+if not late:
+    begin_import()
 child = os.fork()
 if not child:
     signal.alarm(30)
@@ -595,10 +669,11 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_process_forks_when_imports_are_over() -> None:
+@pytest.mark.parametrize("begun", ["before", "late"])
+def test_a_process_forks_when_imports_are_over(begun: str) -> None:
     """A module that another thread is importing is whole in a child: else the child would wait for ever."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS_IN_AN_IMPORT],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS_IN_AN_IMPORT, begun],
         capture_output=True,
         text=True,
         timeout=100,

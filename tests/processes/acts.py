@@ -7,6 +7,7 @@ with. An act that commits says so in the ledger as soon as it was told.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pickle
 import threading
@@ -304,7 +305,9 @@ def in_threads(hands: Hands) -> None:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-        assert not thread.is_alive(), f"one of {names} hangs"
+        if thread.is_alive():
+            faulthandler.dump_traceback()
+            raise AssertionError(f"one of {names} hangs")
     for failure in failures:
         raise failure
 
