@@ -282,11 +282,14 @@ class _Storm:
         self.copied = ingested([f"{net.url}/ingested/w.nc"], net.server.storage_options)
 
     def _refer(self) -> None:
-        """Commit virtual chunks in both places, of which there would be few at first."""
+        """Commit virtual chunks in both places, of which there would be few at first.
+
+        Two arrays in each, of one shape: a range that is not the one asked for is then as long as it.
+        """
         session = self.place.open().writable_session("main")
         operations = []
-        for number, writer in enumerate(self.writers[:2]):
-            path = f"/v{number}"
+        for number in range(4):
+            path, writer = f"/v{number}", self.writers[number % 2]
             chunks = [[[n], 32 * n + number] for n in range(24)]
             for operation in (
                 array(path, (96,), (4,), "int32"),

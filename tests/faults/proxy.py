@@ -186,8 +186,11 @@ class FaultProxy:
             else:
                 self._answers.append((path, wanted, answer))
 
-    def earlier(self, spoil: Spoil, path: str, wanted: str) -> _Answer | None:
-        """Find an answer to another request, or an old one to the same listing."""
+    def earlier(self, spoil: Spoil, path: str, wanted: str, answer: _Answer) -> _Answer | None:
+        """Find an answer to another request, or an old one to the same listing.
+
+        One of the same length, where there is one: its length gives it not away.
+        """
         with self._lock:
             if spoil is Spoil.STALE:
                 found = list(self._listings[path])
@@ -195,6 +198,7 @@ class FaultProxy:
                 found = [a for p, r, a in self._answers if p == path and r != wanted]
             else:
                 found = [a for p, _, a in self._answers if p != path]
+            found = [a for a in found if len(a.body) == len(answer.body)] or found
             return found[self.chance.randrange(len(found))] if found else None
 
 
@@ -391,7 +395,7 @@ class _Spoiling(Handler):
         listing = self.state.is_listing(self.command, self.path)
         if self.command != "GET" or listing != (spoil is Spoil.STALE):
             return None
-        found = self.state.earlier(spoil, self.path, self._wanted)
+        found = self.state.earlier(spoil, self.path, self._wanted, answer)
         return None if found == answer else found
 
 
