@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, NoReturn
 from unittest.mock import patch
 
@@ -30,7 +31,7 @@ from tests.fuzzing.rules import (
 )
 from tests.fuzzing.running import run, try_case
 from tests.fuzzing.samples import KINDS, keys_of_kind, sample, samples_of
-from tests.fuzzing.trees import UnfitError
+from tests.fuzzing.trees import MUTATIONS, OTHERS, UnfitError, dump, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,18 @@ def test_a_seed_says_all() -> None:
     sample.cache_clear()
     assert made() == before
     assert len(before) > 30
+
+
+def test_what_is_put_into_a_tree_is_its_own() -> None:
+    """Damage to one file changes nothing of what others are damaged with, and no tree holds itself."""
+    before = repr(OTHERS)
+    for seed in range(400):
+        draw, tree = Random(seed), parse('{"a": [[]], "b": {"c": [1]}}')
+        for _ in range(12):
+            with suppress(UnfitError):
+                draw.choice(list(MUTATIONS.values()))(tree, draw, ())
+        assert dump(tree)
+    assert repr(OTHERS) == before
 
 
 def test_what_is_left_out_is_not_missed() -> None:

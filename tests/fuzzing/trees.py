@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
-__all__ = ["MUTATIONS", "Members", "UnfitError", "dump", "interesting_text", "parse"]
+__all__ = ["MUTATIONS", "OTHERS", "Members", "UnfitError", "dump", "interesting_text", "parse"]
 
 
 class UnfitError(Exception):
@@ -96,6 +97,13 @@ OTHERS: tuple[Any, ...] = (
     ),
     *(Raw('"\\ud800"'), Raw('"\\u0000"'), Raw("9" * 5000), Raw("[" * 2000 + "]" * 2000)),
 )
+
+
+def _other(draw: Random) -> Any:
+    """Draw one of those: a copy, since what stands in a tree is changed there."""
+    return copy.deepcopy(draw.choice(OTHERS))
+
+
 WORDS = ("", " ", "/", "..", "a\0b", "\u00e9", "x" * 300, "main", "../x", "state", "null")
 
 
@@ -138,7 +146,7 @@ def change_value(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
 def change_type(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     """Put something of another kind into a place."""
     path, owner, place = _choose(tree, draw, lambda *_: True)
-    new = draw.choice(OTHERS)
+    new = _other(draw)
     _set(owner, place, new)
     return f"{path} is {new!r:.60}"
 
@@ -170,7 +178,7 @@ def double(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
     path, owner, place = _choose(tree, draw, lambda *_: True)
     again = owner[place]
     if isinstance(owner, Members) and draw.random() < 0.5:
-        again = (again[0], draw.choice(OTHERS))
+        again = (again[0], _other(draw))
     owner.insert(draw.randrange(len(owner) + 1), again)
     return f"{path} comes twice"
 
@@ -187,7 +195,7 @@ def add(tree: Any, draw: Random, names: tuple[str, ...]) -> str:
         raise UnfitError
     path, owner = draw.choice(objects)
     name = draw.choice(("new", "info", "", "deleted", "catalog", "key", "write_id", *names))
-    owner.append((name, draw.choice(OTHERS)))
+    owner.append((name, _other(draw)))
     return f"{path} has a member {name!r} more"
 
 
