@@ -405,6 +405,7 @@ def check_rows(key: str, table: pa.Table) -> None:
         rows = _Rows(table)
         for operation in ("write_chunk", "delete_chunk"):
             rows.singles(operation)
+        rows.check_manifests()
     except UnsupportedFormatError as error:
         raise UnsupportedFormatError(f"{key}: {error}", key=key) from error
     except (KeyError, ValueError, IndexError, TypeError) as error:
@@ -447,6 +448,13 @@ class _Rows:
                 places = np.flatnonzero(self._ranks == rank) if places is None else places
                 if not validity(one_array(column))[places].all():
                     raise ValueError(f"a row of {OPERATIONS[rank]!r} has no {name!r}")
+
+    def check_manifests(self) -> None:
+        """Refuse a row whose operation needs a manifest, and whose manifest is no name of a file."""
+        ranks = [rank for rank, word in enumerate(OPERATIONS) if "manifest" in _NEEDED[word]]
+        names = self._table["manifest"].filter(from_numpy(np.isin(self._ranks, ranks), pa.bool_()))
+        for name in names.unique().to_pylist():
+            file_id(name)
 
     def _check_order(self) -> None:
         """Rows are in the order of operations, those on chunks by array."""
