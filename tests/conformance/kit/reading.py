@@ -11,7 +11,7 @@ from icechunk_arrow import Repository
 from icechunk_arrow.core import coords
 from icechunk_arrow.core.checksums import crc32c
 from icechunk_arrow.engine.files import find_ledger
-from icechunk_arrow.errors import SnapshotNotFoundError
+from icechunk_arrow.errors import CorruptFileError, SnapshotNotFoundError
 from icechunk_arrow.formats import transaction
 from icechunk_arrow.formats.facts import extra_facts
 from icechunk_arrow.formats.layout import FileKind, key_of
@@ -89,9 +89,13 @@ def _branch(repo: Repository, name: str) -> dict[str, Any]:
 
 def _kept_ancestors(repo: Repository, ledger: dict[str, Any], tip: str) -> Iterator[str]:
     """Walk to the first snapshot, over those that are retired."""
-    files = repo._context.files
+    files, seen = repo._context.files, set[str]()
     current: str | None = tip
     while current is not None:
+        if current in seen:
+            key = key_of(FileKind.STRUCTURE, current)
+            raise CorruptFileError(f"the ledger leads {key} back to itself", key=key)
+        seen.add(current)
         try:
             facts = files.read_facts(current)
         except SnapshotNotFoundError:
