@@ -189,16 +189,16 @@ class FaultProxy:
     def earlier(self, spoil: Spoil, path: str, wanted: str, answer: _Answer) -> _Answer | None:
         """Find an answer to another request, or an old one to the same listing.
 
-        One of the same length, where there is one: its length gives it not away.
+        Of ranges one that is as long, where there is one: its length gives it not away.
         """
         with self._lock:
             if spoil is Spoil.STALE:
                 found = list(self._listings[path])
             elif spoil is Spoil.OTHER_RANGE:
                 found = [a for p, r, a in self._answers if p == path and r != wanted]
+                found = [a for a in found if len(a.body) == len(answer.body)] or found
             else:
                 found = [a for p, _, a in self._answers if p != path]
-            found = [a for a in found if len(a.body) == len(answer.body)] or found
             return found[self.chance.randrange(len(found))] if found else None
 
 

@@ -31,6 +31,8 @@ from tests.storage.fake_s3 import fake_s3
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.storage.fake_s3 import FakeS3
+
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -533,15 +535,21 @@ def run_script(url: str, options: dict[str, Any], script: str = SCRIPT, *words: 
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
-def test_children_leave_the_parents_connections_alone(tmp_path: Path) -> None:
-    """Over HTTP and S3 a child has connections of its own, and those of the parent outlive it."""
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FakeS3]:
+    """A server with a repository in its bucket, under ``r``."""
     written(Repository.create(tmp_path / "r"), shape=(20, 20))
     with fake_s3() as server:
         for path in (tmp_path / "r").rglob("*"):
             if path.is_file():
                 server.objects[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
-        run_script(f"{server.endpoint}/bucket/r", {})
-        run_script("s3://bucket/r", server.storage_options)
+        yield server
+
+
+def test_children_leave_the_parents_connections_alone(server: FakeS3) -> None:
+    """Over HTTP and S3 a child has connections of its own, and those of the parent outlive it."""
+    run_script(f"{server.endpoint}/bucket/r", {})
+    run_script("s3://bucket/r", server.storage_options)
 
 
 @pytest.mark.s3
@@ -606,14 +614,9 @@ print("done")
 
 
 @pytest.mark.parametrize("what", ["a fork", "a connection"])
-def test_forks_and_connections_at_one_time(tmp_path: Path, what: str) -> None:
+def test_forks_and_connections_at_one_time(server: FakeS3, what: str) -> None:
     """A parent keeps its connections where two threads fork at a time, or one connects while another forks."""
-    written(Repository.create(tmp_path / "r"), shape=(20, 20))
-    with fake_s3() as server:
-        for path in (tmp_path / "r").rglob("*"):
-            if path.is_file():
-                server.objects[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
-        run_script("s3://bucket/r", server.storage_options, FORKS_AT_ONE_TIME, what)
+    run_script("s3://bucket/r", server.storage_options, FORKS_AT_ONE_TIME, what)
 
 
 def test_an_error_of_ours_is_what_a_child_meets(tmp_path: Path) -> None:
